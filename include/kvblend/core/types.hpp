@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The index spaces and scalar types every part shares. An index names its space, so that a row cannot be passed where a
+// position is meant.
+#pragma once
+
+#include <kvblend/core/config.hpp>
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+
+namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
+
+// An integer that counts within one space. Spaces do not mix; `value` is the way out.
+template <class Space>
+struct Index {
+  std::int32_t value = 0;
+
+  constexpr Index() = default;
+  KVBLEND_HOST_DEVICE constexpr explicit Index(std::int32_t v) : value(v) {}
+
+  friend constexpr auto operator<=>(const Index&, const Index&) = default;
+  KVBLEND_HOST_DEVICE friend constexpr Index operator+(Index a, std::int32_t n) { return Index(a.value + n); }
+  KVBLEND_HOST_DEVICE friend constexpr std::int32_t operator-(Index a, Index b) { return a.value - b.value; }
+  KVBLEND_HOST_DEVICE constexpr Index& operator++() {
+    ++value;
+    return *this;
+  }
+};
+
+using Row = Index<struct RowSpace>;            // a token's place in the prompt, and its row in the host's KV cache
+using Position = Index<struct PositionSpace>;  // what RoPE and attention masks use
+using ActiveIndex = Index<struct ActiveIndexSpace>;  // a token's place in the set of rows a layer computes
+
+using TokenId = std::int32_t;
+
+// 16-bit floats by their bits; codec/ converts them. Kept free of arithmetic: these are what lies in memory.
+struct Float16 {
+  std::uint16_t bits;
+};
+struct BFloat16 {
+  std::uint16_t bits;
+};
+
+enum class DType : std::uint8_t { f32, f16, bf16 };
+
+[[nodiscard]] constexpr const char* to_string(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return "f32";
+    case DType::f16: return "f16";
+    case DType::bf16: return "bf16";
+  }
+  return "unknown";
+}
+
+}  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Backend: the four bulk operations a blend does itself - rotate, copy, measure, pick. Everything else is the host's.
+// PortableBackend is the readable reference; eigen/ and cuda/ have the same operations in other clothes.
+#pragma once
+
+#include <kvblend/core/status.hpp>
+#include <kvblend/core/types.hpp>
+#include <kvblend/memory/layouts.hpp>
+#include <kvblend/rope/angles.hpp>
+
+#include <concepts>
+#include <cstdint>
+#include <span>
+
+namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
+
+// Operations, over any planes (P source, Q destination):
+//   shift(spec, table, run, P source, Q destination)        keys of a run, rotated; bits copied where the distance is 0
+//                                                           or the layer has no rope and both codecs are the same
+//   copy(run, P source, Q destination)                      values of a run
+//   deviation(P fresh, rows, Q reused, out)                 out[i] = ‖fresh row i − reused row rows[i]‖₂, all heads
+//   merge(P fresh, rows, Q destination)                     destination row rows[i] = fresh row i
+//   top_k(scores, k, scratch, out)                          the k best, ascending, by the rule of select/top_k.hpp;
+//                                                           scratch has scores.size() entries
+// Arguments were validated by the caller: they do not fail. Same bits whatever the number of threads.
+template <class B, class P, class Q>
+concept BackendFor = requires(const B backend, const RopeSpec& spec, const RotationTable& table, const ShiftRun& run,
+                              P source, Q destination, std::span<const Row> rows, std::span<float> out,
+                              std::span<const float> scores, std::int32_t k, std::span<std::uint64_t> scratch,
+                              std::span<ActiveIndex> picked) {
+  { backend.shift(spec, table, run, source, destination) } -> std::same_as<void>;
+  { backend.copy(run, source, destination) } -> std::same_as<void>;
+  { backend.deviation(source, rows, destination, out) } -> std::same_as<void>;
+  { backend.merge(source, rows, destination) } -> std::same_as<void>;
+  { backend.top_k(scores, k, scratch, picked) } -> std::same_as<void>;
+};
+
+}  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

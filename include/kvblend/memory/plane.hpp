@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Plane: one layer's keys, or one layer's values, in the engine's own memory. Layout says where a row lies, Codec what
+// is in it. A plane is a view: trivially copyable, passed by value, owns nothing.
+#pragma once
+
+#include <kvblend/codec/codec.hpp>
+#include <kvblend/core/status.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
+
+// A layout maps (row, head, tile) to a signed 64-bit byte offset. A head's head_dim values lie in tiles() runs of
+// tile_values() consecutive values each; plain layouts have one tile, x-packed ones several.
+//   contains(row)  whether the row has memory: false past the end, or where a block table has no block
+template <class L>
+concept Layout = std::is_trivially_copyable_v<L> && requires(const L layout, std::int64_t row, std::int32_t i) {
+  { layout.heads() } -> std::same_as<std::int32_t>;
+  { layout.head_dim() } -> std::same_as<std::int32_t>;
+  { layout.tiles() } -> std::same_as<std::int32_t>;
+  { layout.tile_values() } -> std::same_as<std::int32_t>;
+  { layout.contains(row) } -> std::same_as<bool>;
+  { layout.offset(row, i, i) } -> std::same_as<std::int64_t>;
+};
+
+// Byte is std::byte for planes that are written, const std::byte for those that are only read.
+template <Codec C, Layout L, class Byte = std::byte>
+struct Plane {
+  using codec = C;
+  using layout_type = L;
+  using byte = Byte;
+
+  Byte* base = nullptr;
+  L layout{};
+
+  Plane() = default;
+  KVBLEND_HOST_DEVICE Plane(Byte* b, L l) : base(b), layout(l) {}
+  // A writable plane may stand wherever a read-only one is asked for.
+  KVBLEND_HOST_DEVICE Plane(const Plane<C, L, std::remove_const_t<Byte>>& other) requires std::is_const_v<Byte>
+      : base(other.base), layout(other.layout) {}
+
+  // First byte of a run of layout.tile_values() values.
+  [[nodiscard]] KVBLEND_HOST_DEVICE Byte* at(std::int64_t row, std::int32_t head, std::int32_t tile = 0) const {
+    return base + layout.offset(row, head, tile);
+  }
+};
+
+template <class P>
+concept ReadablePlane = Codec<typename P::codec> && Layout<typename P::layout_type> &&
+    std::same_as<P, Plane<typename P::codec, typename P::layout_type, typename P::byte>>;
+
+template <class P>
+concept WritablePlane = ReadablePlane<P> && !std::is_const_v<typename P::byte>;
+
+// Reads one head of one row into head_dim floats.
+template <ReadablePlane P>
+void decode_head(const P& plane, std::int64_t row, std::int32_t head, float* values) {
+  const std::int32_t run = plane.layout.tile_values();
+  for (std::int32_t tile = 0; tile < plane.layout.tiles(); ++tile) {
+    P::codec::decode(plane.at(row, head, tile), values + static_cast<std::ptrdiff_t>(tile) * run, run);
+  }
+}
+
+// Writes head_dim floats to one head of one row.
+template <WritablePlane P>
+void encode_head(const P& plane, std::int64_t row, std::int32_t head, const float* values) {
+  const std::int32_t run = plane.layout.tile_values();
+  for (std::int32_t tile = 0; tile < plane.layout.tiles(); ++tile) {
+    P::codec::encode(values + static_cast<std::ptrdiff_t>(tile) * run, plane.at(row, head, tile), run);
+  }
+}
+
+// Checks that rows [first, first + count) have memory in `plane`; `name` is what the error calls it.
+template <ReadablePlane P>
+Status check_rows(const P& plane, std::int64_t first, std::int64_t count, const char* name) {
+  if (count > 0 && plane.base == nullptr) {
+    return Status::error(StatusCode::invalid_argument, "plane has no memory").at("%s", name);
+  }
+  for (std::int64_t row = first; row < first + count; ++row) {
+    if (!plane.layout.contains(row)) {
+      return Status::error(StatusCode::out_of_range, "row %lld has no memory", static_cast<long long>(row))
+          .at("%s", name);
+    }
+  }
+  return {};
+}
+
+}  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE
