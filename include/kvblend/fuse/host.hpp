@@ -49,13 +49,14 @@ concept LayerwiseHost = requires(H& host, const Prompt& prompt, std::int32_t lay
 };
 
 // A host that can also report where attention goes, for selectors that ask by a probe pass.
-//   attend_and_report(layer, rows, kept, mass)   as attend; adds to mass[r] the attention weight that the active rows
-//                                                pay to cached row r, summed over heads and active rows
+//   attend_and_report(layer, rows, kept, first, mass)   as attend; adds to mass[r] the attention weight that the kept
+//                                                       rows from kept[first] on pay to cached row r, summed over heads
+//                                                       and those rows; mass has one float per row of the prompt
 template <class H>
 concept AttentionReportingHost = LayerwiseHost<H> &&
     requires(H& host, std::int32_t layer, std::span<const Row> rows, std::span<const ActiveIndex> kept,
-             std::span<float> mass) {
-  { host.attend_and_report(layer, rows, kept, mass) } -> std::same_as<Status>;
+             std::int32_t first, std::span<float> mass) {
+  { host.attend_and_report(layer, rows, kept, first, mass) } -> std::same_as<Status>;
 };
 
 // Where the KV of the cached segments comes from, layer by layer in ascending order.

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// LayerwiseFusor: puts reused and fresh KV together, layer by layer, and leaves one coherent cache. This is the step
+// API for engines that own their layer loop; blend.hpp drives it for those that hand the loop over.
+#pragma once
+
+#include <kvblend/core/status.hpp>
+#include <kvblend/core/types.hpp>
+#include <kvblend/fuse/active_rows.hpp>
+#include <kvblend/fuse/backend.hpp>
+#include <kvblend/fuse/host.hpp>
+#include <kvblend/fuse/portable_backend.hpp>
+#include <kvblend/fuse/stopwatch.hpp>
+#include <kvblend/fuse/workspace.hpp>
+#include <kvblend/prompt/prompt.hpp>
+#include <kvblend/rope/angles.hpp>
+#include <kvblend/rope/can_shift.hpp>
+#include <kvblend/select/selector.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
+
+// Seconds of a blend by what they went to, and what it did. load_s is the time the blend stood still for a layer that
+// was not there yet: loading that hides behind recompute is not in it.
+struct FusorReport {
+  double load_s = 0;
+  double shift_s = 0;  // rotating keys and copying values into the cache
+  double score_s = 0;
+  double select_s = 0;
+  double merge_s = 0;              // writing fresh rows into the cache
+  std::int32_t rows_selected = 0;  // reused rows recomputed at the last layer
+  std::int64_t rows_computed = 0;  // rows that ran, summed over the layers
+};
+
+// One blend of one prompt. Per layer, in this order:
+//
+//   fusor.begin(prompt, shape, outputs, memory)       once; before-load selectors choose here
+//   for layer in 0 … layers - 1:
+//     (the engine computes fresh K, V of the rows fusor.active())
+//     fusor.place(layer, rope, source, keys, values)                  reused rows come into the cache, at their
+//     positions fusor.fuse(layer, fresh_keys, fresh_values, keys, values)       score and select where due; fresh rows
+//     come in (the engine runs attention and the rest of the layer for fusor.active()[fusor.kept()[i]], all i)
+//     fusor.narrow()                                                  active() is now what was kept
+//
+// With an after-probe selector those steps are gone through twice: probing() is true the first time, when the active
+// rows are the mandatory ones and the engine adds their attention to attention_mass(); choose_after_probe() then makes
+// the choice, and the second time place() is left out.
+template <class Selector, class Backend = PortableBackend, AngleRule Angles = ExactAngles>
+class LayerwiseFusor {
+ public:
+  // Which rows are wanted, and the model's shape.
+  struct Shape {
+    std::int32_t layers = 0;
+    std::int32_t head_dim = 0;
+  };
+
+  explicit LayerwiseFusor(Selector selector, Backend backend = {}) : selector_(selector), backend_(backend) {}
+
+  [[nodiscard]] static std::size_t workspace_bytes(const Prompt& prompt, std::int32_t head_dim) {
+    return FusorWorkspace::bytes<Angles>(prompt, head_dim);
+  }
+
+  // `outputs`: rows whose logits are wanted, ascending; they are computed whatever the selector says. The prompt, its
+  // segments and `memory` (workspace_bytes()) must live until the blend ends.
+  // Errors: a selector's bad field, an output outside the prompt or resident, too little memory, missing scores.
+  Status begin(const Prompt& prompt, Shape shape, std::span<const Row> outputs, std::span<std::byte> memory);
+
+  [[nodiscard]] std::span<const Row> active() const { return rows_.active(); }
+  [[nodiscard]] std::span<const ActiveIndex> kept() const { return rows_.kept(); }
+  [[nodiscard]] bool probing() const { return probing_; }
+  [[nodiscard]] const FusorReport& report() const { return report_; }
+
+  // Waits for the layer, rotates keys and copies values of the cached segments into the cache.
+  // Errors: the source's own; a stored spec that cannot be moved to `spec`; planes whose heads, head_dim or rows do not
+  // fit. Nothing of the layer is written then.
+  template <KvSource Source, WritablePlane Keys, WritablePlane Values>
+  Status place(std::int32_t layer, const RopeSpec& spec, Source& source, const Keys& keys, const Values& values);
+
+  // Scores and selects if this layer is where the selector looks, then writes the fresh rows of all active tokens, also
+  // of those that go no further: fresh KV is never worse than reused. fresh_* are planes over ActiveIndex.
+  template <ReadablePlane FreshKeys, ReadablePlane FreshValues, WritablePlane Keys, WritablePlane Values>
+  Status fuse(std::int32_t layer, const FreshKeys& fresh_keys, const FreshValues& fresh_values, const Keys& keys,
+              const Values& values);
+
+  void narrow() { rows_.narrow(); }
+
+  // Probe pass: attention paid to each row, which the engine adds to; only rows active()[kept()[i]] with
+  // i ≥ first_probe_row() count, those behind the last reused row.
+  [[nodiscard]] std::span<float> attention_mass() const { return space_.attention_mass; }
+  [[nodiscard]] std::int32_t first_probe_row() const { return rows_.first_probe_row(); }
+  Status choose_after_probe();
+
+ private:
+  Status choose(const ScoreInputs& inputs);
+  std::span<const float> mass_of(std::span<const Row> rows);
+  template <class FreshKeys, class FreshValues, class Keys, class Values>
+  Status choose_among_active(std::int32_t layer, const FreshKeys& fresh_keys, const FreshValues& fresh_values,
+                             const Keys& keys, const Values& values);
+  Status refresh_tables(const RopeSpec& spec);
+  template <ReadablePlane Stored, WritablePlane Cache>
+  Status check_stored(std::int32_t index, const Stored& stored, const Cache& cache, const char* name) const;
+
+  // Choices during the pass; what is known before or by a probe was chosen at the start.
+  [[nodiscard]] bool chooses_at(std::int32_t layer) const {
+    const bool at_start = Selector::timing != ScoreTiming::during_pass && layer == 0;
+    return chooses_ && !probing_ && !at_start && selector_.chooses_at(layer);
+  }
+  [[nodiscard]] static ShiftRun run_of(const Segment& segment) {
+    return {segment.first_row, segment.chunk_offset, segment.size(), segment.old_position(segment.first_row),
+            segment.first_position};
+  }
+
+  Selector selector_;
+  Backend backend_;
+  const Prompt* prompt_ = nullptr;
+  Shape shape_;
+  FusorWorkspace space_;
+  ActiveRows rows_;
+  std::span<const ActiveIndex> picked_;  // into rows_.candidates()
+  bool probing_ = false;
+  bool chooses_ = false;  // there is something to choose from, and a budget to choose with
+  bool tables_valid_ = false;
+  RopeSpec table_spec_;  // what the tables were made from
+  FusorReport report_;
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+template <class Selector, class Backend, AngleRule Angles>
+Status LayerwiseFusor<Selector, Backend, Angles>::begin(const Prompt& prompt, Shape shape, std::span<const Row> outputs,
+                                                        std::span<std::byte> memory) {
+  if (shape.layers <= 0) return Status::error(StatusCode::invalid_argument, "is %d", shape.layers).at("layers");
+  if (shape.head_dim <= 0 || shape.head_dim > kMaxHeadDim) {
+    return Status::error(StatusCode::invalid_argument, "is %d, must be in [1, %d]", shape.head_dim, kMaxHeadDim)
+        .at("head_dim");
+  }
+  KVBLEND_RETURN_IF_ERROR(selector_.validate(shape.layers));
+  Result<FusorWorkspace> space = FusorWorkspace::make<Angles>(prompt, shape.head_dim, memory);
+  KVBLEND_RETURN_IF_ERROR(space.status);
+
+  prompt_ = &prompt;
+  shape_ = shape;
+  space_ = space.value;
+  picked_ = {};
+  probing_ = tables_valid_ = false;
+  report_ = {};
+  KVBLEND_RETURN_IF_ERROR(rows_.begin(prompt, outputs, space_));
+
+  chooses_ = !rows_.candidates().empty() && selector_.budget.most_rows(prompt.reused_rows()) > 0;
+  if (chooses_ && Selector::timing == ScoreTiming::during_pass) {
+    rows_.start_with_all();
+    return {};
+  }
+  if (chooses_ && Selector::timing == ScoreTiming::before_load) {
+    KVBLEND_RETURN_IF_ERROR(choose({prompt, rows_.candidates(), {}, {}, {}, 0}));
+  }
+  probing_ = chooses_ && Selector::timing == ScoreTiming::after_probe;
+  rows_.start_with_picked(picked_);
+  return {};
+}
+
+// Leaves the best of inputs.rows in picked_, as indices into them.
+template <class Selector, class Backend, AngleRule Angles>
+Status LayerwiseFusor<Selector, Backend, Angles>::choose(const ScoreInputs& inputs) {
+  Stopwatch watch(report_.select_s);
+  auto picked = selector_.choose(backend_, inputs, shape_.layers, {space_.scores, space_.top_k_scratch, space_.picked});
+  picked_ = picked.value;
+  return picked.status;
+}
+
+template <class Selector, class Backend, AngleRule Angles>
+std::span<const float> LayerwiseFusor<Selector, Backend, Angles>::mass_of(std::span<const Row> rows) {
+  if (Selector::timing != ScoreTiming::after_probe) return {};
+  const std::span<float> mass = space_.key_deviation.first(rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    mass[i] = space_.attention_mass[static_cast<std::size_t>(rows[i].value)];
+  return mass;
+}
+
+template <class Selector, class Backend, AngleRule Angles>
+Status LayerwiseFusor<Selector, Backend, Angles>::choose_after_probe() {
+  if (!probing_) return Status::error(StatusCode::invalid_argument, "no probe pass is under way").at("probe");
+  KVBLEND_RETURN_IF_ERROR(choose({*prompt_, rows_.candidates(), {}, {}, mass_of(rows_.candidates()), 0}));
+  probing_ = false;
+  rows_.start_with_picked(picked_);
+  return {};
+}
+
+template <class Selector, class Backend, AngleRule Angles>
+Status LayerwiseFusor<Selector, Backend, Angles>::refresh_tables(const RopeSpec& spec) {
+  if (tables_valid_ && spec == table_spec_) return {};
+  std::span<float> storage = space_.table_values;
+  for (std::size_t i = 0; i < prompt_->segments().size(); ++i) {
+    const Segment& segment = prompt_->segments()[i];
+    if (segment.kind != SegmentKind::cached) continue;
+    const ShiftRun run = run_of(segment);
+    Result<RotationTable> table = RotationTable::make<Angles>(spec, run, storage);
+    KVBLEND_RETURN_IF_ERROR(table.status);
+    space_.tables[i] = table.value;
+    storage = storage.subspan(static_cast<std::size_t>(RotationTable::size<Angles>(spec, run)));
+  }
+  table_spec_ = spec;
+  tables_valid_ = true;
+  return {};
+}
+
+template <class Selector, class Backend, AngleRule Angles>
+template <KvSource Source, WritablePlane Keys, WritablePlane Values>
+Status LayerwiseFusor<Selector, Backend, Angles>::place(std::int32_t layer, const RopeSpec& spec, Source& source,
+                                                        const Keys& keys, const Values& values) {
+  {
+    Stopwatch watch(report_.load_s);
+    KVBLEND_RETURN_IF_ERROR(source.wait(layer));
+  }
+  Stopwatch watch(report_.shift_s);
+  // Whatever can be wrong is found before anything is written.
+  const std::int32_t resident = prompt_->resident_rows();
+  KVBLEND_RETURN_IF_ERROR(check_rows(keys, resident, prompt_->rows() - resident, "cache keys"));
+  KVBLEND_RETURN_IF_ERROR(check_rows(values, resident, prompt_->rows() - resident, "cache values"));
+  const auto segments = prompt_->segments();
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    if (segments[i].kind != SegmentKind::cached || segments[i].size() == 0) continue;
+    const auto index = static_cast<std::int32_t>(i);
+    KVBLEND_RETURN_IF_ERROR(check_stored(index, source.keys(index, layer), keys, "keys"));
+    KVBLEND_RETURN_IF_ERROR(check_stored(index, source.values(index, layer), values, "values"));
+    if (Status status = can_shift(source.rope(index, layer), spec); !status.ok()) {
+      return Status::error(status.code(), "%s: %s", status.where(), status.message())
+          .at("segment %d, layer %d", index, layer);
+    }
+  }
+  KVBLEND_RETURN_IF_ERROR(refresh_tables(spec));
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    if (segments[i].kind != SegmentKind::cached || segments[i].size() == 0) continue;
+    const auto index = static_cast<std::int32_t>(i);
+    const ShiftRun run = run_of(segments[i]);
+    backend_.shift(spec, space_.tables[i], run, source.keys(index, layer), keys);
+    backend_.copy(run, source.values(index, layer), values);
+  }
+  source.release(layer);
+  return {};
+}
+
+template <class Selector, class Backend, AngleRule Angles>
+template <ReadablePlane Stored, WritablePlane Cache>
+Status LayerwiseFusor<Selector, Backend, Angles>::check_stored(std::int32_t index, const Stored& stored,
+                                                               const Cache& cache, const char* name) const {
+  const Segment& segment = prompt_->segments()[static_cast<std::size_t>(index)];
+  if (stored.layout.heads() != cache.layout.heads() || stored.layout.head_dim() != cache.layout.head_dim()) {
+    return Status::error(StatusCode::mismatch, "stored %s have %d heads of %d values, the cache %d of %d", name,
+                         stored.layout.heads(), stored.layout.head_dim(), cache.layout.heads(), cache.layout.head_dim())
+        .at("segment %d", index);
+  }
+  if (Status status = check_rows(stored, segment.chunk_offset, segment.size(), name); !status.ok()) {
+    return Status::error(status.code(), "stored %s: %s", name, status.message()).at("segment %d", index);
+  }
+  return {};
+}
+
+template <class Selector, class Backend, AngleRule Angles>
+template <ReadablePlane FreshKeys, ReadablePlane FreshValues, WritablePlane Keys, WritablePlane Values>
+Status LayerwiseFusor<Selector, Backend, Angles>::fuse(std::int32_t layer, const FreshKeys& fresh_keys,
+                                                       const FreshValues& fresh_values, const Keys& keys,
+                                                       const Values& values) {
+  report_.rows_computed += static_cast<std::int64_t>(rows_.active().size());
+  rows_.keep_all();
+  if (chooses_at(layer)) {
+    KVBLEND_RETURN_IF_ERROR(choose_among_active(layer, fresh_keys, fresh_values, keys, values));
+    rows_.keep_picked(picked_);
+  }
+  {
+    Stopwatch watch(report_.merge_s);
+    backend_.merge(fresh_keys, rows_.active(), keys);
+    backend_.merge(fresh_values, rows_.active(), values);
+  }
+  if (layer == shape_.layers - 1 && !probing_) {
+    report_.rows_selected = rows_.kept_reused();
+    rows_.keep_outputs();  // nobody reads the other rows' hidden states any more
+  }
+  return {};
+}
+
+template <class Selector, class Backend, AngleRule Angles>
+template <class FreshKeys, class FreshValues, class Keys, class Values>
+Status LayerwiseFusor<Selector, Backend, Angles>::choose_among_active(std::int32_t layer, const FreshKeys& fresh_keys,
+                                                                      const FreshValues& fresh_values, const Keys& keys,
+                                                                      const Values& values) {
+  rows_.list_active_candidates();
+  const std::span<const Row> rows = rows_.candidates();
+  const std::span<const ActiveIndex> which = rows_.in_active();
+  ScoreInputs inputs{*prompt_, rows, {}, {}, mass_of(rows), layer};
+  {
+    Stopwatch watch(report_.score_s);
+    if constexpr (Selector::uses_keys) {
+      backend_.deviation(fresh_keys, which, rows, keys, space_.key_deviation.first(rows.size()));
+      inputs.key_deviation = space_.key_deviation.first(rows.size());
+    }
+    if constexpr (Selector::uses_values) {
+      backend_.deviation(fresh_values, which, rows, values, space_.value_deviation.first(rows.size()));
+      inputs.value_deviation = space_.value_deviation.first(rows.size());
+    }
+  }
+  return choose(inputs);
+}
+
+}  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

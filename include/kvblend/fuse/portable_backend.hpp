@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// PortableBackend: the back end that needs nothing but the standard library. One thread, plain loops, readable: what
+// the others are tested against.
+#pragma once
+
+#include <kvblend/core/types.hpp>
+#include <kvblend/fuse/backend.hpp>
+#include <kvblend/memory/rows.hpp>
+#include <kvblend/rope/rotate.hpp>
+#include <kvblend/select/deviation.hpp>
+#include <kvblend/select/top_k.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
+
+struct PortableBackend {
+  template <ReadablePlane P, WritablePlane Q>
+  void shift(const RopeSpec& spec, const RotationTable& table, const ShiftRun& run, const P& source,
+             const Q& destination) const {
+    shift_rows<PortableRotation>(spec, table, run, 0, run.count, source, destination);
+  }
+
+  template <ReadablePlane P, WritablePlane Q>
+  void copy(const ShiftRun& run, const P& source, const Q& destination) const {
+    copy_rows(source, run.source, destination, run.destination.value, run.count);
+  }
+
+  template <ReadablePlane P, ReadablePlane Q>
+  void deviation(const P& fresh, std::span<const ActiveIndex> which, std::span<const Row> rows, const Q& reused,
+                 std::span<float> out) const {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      out[i] = row_deviation(fresh, which[i].value, reused, rows[i].value);
+    }
+  }
+
+  template <ReadablePlane P, WritablePlane Q>
+  void merge(const P& fresh, std::span<const Row> rows, const Q& destination) const {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      copy_row(fresh, static_cast<std::int64_t>(i), destination, rows[i].value);
+    }
+  }
+
+  void top_k(std::span<const float> scores, std::int32_t k, std::span<std::uint64_t> scratch,
+             std::span<ActiveIndex> out) const {
+    select_top_k(scores, k, scratch, out);
+  }
+};
+
+}  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE
