@@ -24,11 +24,14 @@ struct BudgetInputs {
 // A budget is a copyable struct with
 //   Status validate() const                        names the field that is out of range or NaN
 //   std::int32_t rows(const BudgetInputs&) const   rows to keep, at most scores.size()
+//   std::int32_t most_rows(reused) const           the most it can keep of `reused` rows at any layer, known before any
+//                                                  score; 0: there is nothing to score
 //   bool narrows_at(layer, first_layer) const      whether `layer` chooses anew among the rows kept so far
 template <class B>
 concept Budget = requires(const B budget, const BudgetInputs& inputs, std::int32_t layer) {
   { budget.validate() } -> std::same_as<Status>;
   { budget.rows(inputs) } -> std::same_as<std::int32_t>;
+  { budget.most_rows(layer) } -> std::same_as<std::int32_t>;
   { budget.narrows_at(layer, layer) } -> std::same_as<bool>;
 };
 

@@ -37,6 +37,7 @@ struct ScoreInputs {
 //   static constexpr bool uses_keys, uses_values      (during_pass only) which deviations it reads
 //   static constexpr const char* name                 for plans and reports
 //   Status operator()(const ScoreInputs&, std::span<float> out) const
+//   Status validate() const                           (only if it has fields that can be wrong)
 template <class S>
 concept Score = requires(const S score, const ScoreInputs& inputs, std::span<float> out) {
   { S::timing } -> std::convertible_to<ScoreTiming>;
@@ -44,6 +45,11 @@ concept Score = requires(const S score, const ScoreInputs& inputs, std::span<flo
   { S::uses_values } -> std::convertible_to<bool>;
   { S::name } -> std::convertible_to<const char*>;
   { score(inputs, out) } -> std::same_as<Status>;
+};
+
+template <class S>
+concept ValidatedScore = Score<S> && requires(const S score) {
+  { score.validate() } -> std::same_as<Status>;
 };
 
 }  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE
