@@ -35,6 +35,9 @@ using ActiveIndex = Index<struct ActiveIndexSpace>;  // a token's place in the s
 
 using TokenId = std::int32_t;
 
+// The most values a head may have. One head is staged in an array of this size on the stack, never on the heap.
+inline constexpr std::int32_t kMaxHeadDim = 1024;
+
 // 16-bit floats by their bits; codec/ converts them. Kept free of arithmetic: these are what lies in memory.
 struct Float16 {
   std::uint16_t bits;

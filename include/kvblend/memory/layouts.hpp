@@ -68,7 +68,7 @@ struct PagedLayout {
   [[nodiscard]] KVBLEND_HOST_DEVICE std::int32_t tiles() const { return 1; }
   [[nodiscard]] KVBLEND_HOST_DEVICE std::int32_t tile_values() const { return head_values; }
   [[nodiscard]] KVBLEND_HOST_DEVICE bool contains(std::int64_t row) const {
-    return row >= 0 && row / block_size < table_size && block_table[row / block_size] >= 0;
+    return row >= 0 && block_size > 0 && row / block_size < table_size && block_table[row / block_size] >= 0;
   }
   // Valid for contained rows only.
   [[nodiscard]] KVBLEND_HOST_DEVICE std::int64_t offset(std::int64_t row, std::int32_t head, std::int32_t) const {

@@ -6,7 +6,9 @@
 
 #include <kvblend/codec/codec.hpp>
 #include <kvblend/core/status.hpp>
+#include <kvblend/core/types.hpp>
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -40,8 +42,10 @@ struct Plane {
   Plane() = default;
   KVBLEND_HOST_DEVICE Plane(Byte* b, L l) : base(b), layout(l) {}
   // A writable plane may stand wherever a read-only one is asked for.
-  KVBLEND_HOST_DEVICE Plane(const Plane<C, L, std::remove_const_t<Byte>>& other) requires std::is_const_v<Byte>
-      : base(other.base), layout(other.layout) {}
+  // (A template, since for a writable plane it would else be the copy constructor.)
+  template <class Other>
+    requires(std::is_const_v<Byte> && std::same_as<Other, std::remove_const_t<Byte>>)
+  KVBLEND_HOST_DEVICE Plane(const Plane<C, L, Other>& other) : base(other.base), layout(other.layout) {}
 
   // First byte of a run of layout.tile_values() values.
   [[nodiscard]] KVBLEND_HOST_DEVICE Byte* at(std::int64_t row, std::int32_t head, std::int32_t tile = 0) const {
@@ -56,22 +60,67 @@ concept ReadablePlane = Codec<typename P::codec> && Layout<typename P::layout_ty
 template <class P>
 concept WritablePlane = ReadablePlane<P> && !std::is_const_v<typename P::byte>;
 
+// Reads values [first, last) of one head of one row into last - first floats. Both are multiples of the codec's block.
+template <ReadablePlane P>
+void decode_values(const P& plane, std::int64_t row, std::int32_t head, std::int32_t first, std::int32_t last,
+                   float* values) {
+  const std::int32_t run = plane.layout.tile_values();
+  for (std::int32_t at = first; at < last;) {
+    const std::int32_t tile = at / run;
+    const std::int32_t within = at - tile * run;
+    const std::int32_t count = (std::min)(run - within, last - at);
+    P::codec::decode(plane.at(row, head, tile) + bytes_of<typename P::codec>(within), values + (at - first), count);
+    at += count;
+  }
+}
+
+// Writes last - first floats to values [first, last) of one head of one row.
+template <WritablePlane P>
+void encode_values(const P& plane, std::int64_t row, std::int32_t head, std::int32_t first, std::int32_t last,
+                   const float* values) {
+  const std::int32_t run = plane.layout.tile_values();
+  for (std::int32_t at = first; at < last;) {
+    const std::int32_t tile = at / run;
+    const std::int32_t within = at - tile * run;
+    const std::int32_t count = (std::min)(run - within, last - at);
+    P::codec::encode(values + (at - first), plane.at(row, head, tile) + bytes_of<typename P::codec>(within), count);
+    at += count;
+  }
+}
+
 // Reads one head of one row into head_dim floats.
 template <ReadablePlane P>
 void decode_head(const P& plane, std::int64_t row, std::int32_t head, float* values) {
-  const std::int32_t run = plane.layout.tile_values();
-  for (std::int32_t tile = 0; tile < plane.layout.tiles(); ++tile) {
-    P::codec::decode(plane.at(row, head, tile), values + static_cast<std::ptrdiff_t>(tile) * run, run);
-  }
+  decode_values(plane, row, head, 0, plane.layout.head_dim(), values);
 }
 
 // Writes head_dim floats to one head of one row.
 template <WritablePlane P>
 void encode_head(const P& plane, std::int64_t row, std::int32_t head, const float* values) {
+  encode_values(plane, row, head, 0, plane.layout.head_dim(), values);
+}
+
+// Checks that a plane's shape makes sense: heads of head_dim values in whole tiles of whole codec blocks.
+template <ReadablePlane P>
+Status check_shape(const P& plane, const char* name) {
+  const std::int32_t head_dim = plane.layout.head_dim();
   const std::int32_t run = plane.layout.tile_values();
-  for (std::int32_t tile = 0; tile < plane.layout.tiles(); ++tile) {
-    P::codec::encode(values + static_cast<std::ptrdiff_t>(tile) * run, plane.at(row, head, tile), run);
+  if (plane.layout.heads() <= 0 || head_dim <= 0 || head_dim > kMaxHeadDim) {
+    return Status::error(StatusCode::invalid_argument, "has %d heads of %d values (at most %d)", plane.layout.heads(),
+                         head_dim, kMaxHeadDim)
+        .at("%s", name);
   }
+  if (run <= 0 || std::int64_t{run} * plane.layout.tiles() != head_dim) {
+    return Status::error(StatusCode::invalid_argument, "%d tiles of %d values are not head_dim %d",
+                         plane.layout.tiles(), run, head_dim)
+        .at("%s", name);
+  }
+  if (run % P::codec::block_values != 0) {
+    return Status::error(StatusCode::invalid_argument, "runs of %d values are not whole %s blocks of %d", run,
+                         to_string(P::codec::dtype), static_cast<int>(P::codec::block_values))
+        .at("%s", name);
+  }
+  return {};
 }
 
 // Checks that rows [first, first + count) have memory in `plane`; `name` is what the error calls it.

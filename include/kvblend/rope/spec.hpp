@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// RopeSpec: what a layer's rotary embedding does, as plain data. An engine passes the frequencies it uses itself
-// (rope_from_frequencies) or has the common families built here; RopeShifter moves keys by it.
+// RopeSpec: what a layer's rotary embedding does, as plain data. An engine passes the frequencies it uses itself, or has
+// the common families built (builders.hpp); RopeShifter moves keys by it.
 #pragma once
 
+#include <kvblend/core/bits.hpp>
 #include <kvblend/core/status.hpp>
 #include <kvblend/core/types.hpp>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
-inline constexpr std::int32_t kMaxHeadDim = 1024;
 inline constexpr std::int32_t kMaxRopePairs = kMaxHeadDim / 2;
 
 enum class RopePairing : std::uint8_t {
@@ -39,5 +40,43 @@ struct RopeSpec {
   }
   friend bool operator==(const RopeSpec&, const RopeSpec&) = default;
 };
+
+[[nodiscard]] constexpr const char* to_string(RopePairing pairing) {
+  return pairing == RopePairing::neox ? "neox" : "interleaved";
+}
+
+// Whether a spec describes a rotation that exists. The error names the field.
+inline Status validate(const RopeSpec& spec) {
+  const auto invalid = StatusCode::invalid_argument;
+  if (spec.head_dim <= 0 || spec.head_dim > kMaxHeadDim) {
+    return Status::error(invalid, "is %d, must be in [1, %d]", spec.head_dim, kMaxHeadDim).at("rope head_dim");
+  }
+  if (spec.rotary_dim < 0 || spec.rotary_dim > spec.head_dim) {
+    return Status::error(invalid, "is %d, must be in [0, head_dim %d]", spec.rotary_dim, spec.head_dim)
+        .at("rope rotary_dim");
+  }
+  if (spec.rotary_dim % 2 != 0) {
+    return Status::error(invalid, "is %d, pairs need an even number", spec.rotary_dim).at("rope rotary_dim");
+  }
+  if (spec.rotary_offset < 0 || spec.rotary_offset > spec.head_dim - spec.rotary_dim) {
+    return Status::error(invalid, "is %d, with %d rotated values it leaves the head of %d", spec.rotary_offset,
+                         spec.rotary_dim, spec.head_dim)
+        .at("rope rotary_offset");
+  }
+  if (spec.pairing != RopePairing::neox && spec.pairing != RopePairing::interleaved) {
+    return Status::error(invalid, "is %d", static_cast<int>(spec.pairing)).at("rope pairing");
+  }
+  if (!is_finite(spec.attention_factor) || spec.attention_factor <= 0) {
+    return Status::error(invalid, "is %g, must be finite and positive", spec.attention_factor)
+        .at("rope attention_factor");
+  }
+  for (std::int32_t pair = 0; pair < spec.pairs(); ++pair) {
+    const double frequency = spec.inv_freq[static_cast<std::size_t>(pair)];
+    if (!is_finite(frequency)) {
+      return Status::error(invalid, "is not a finite number").at("rope inv_freq[%d]", pair);
+    }
+  }
+  return {};
+}
 
 }  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// EigenBackend: the CPU back end. The row loops are those of the portable one; the arithmetic of a head is Eigen's,
+// vectorised whatever the compiler's flags say, and the rows are shared out over the caller's threads.
+#pragma once
+
+#include <kvblend/core/executor.hpp>
+#include <kvblend/core/types.hpp>
+#include <kvblend/fuse/backend.hpp>
+#include <kvblend/memory/rows.hpp>
+#include <kvblend/rope/rotate.hpp>
+#include <kvblend/select/deviation.hpp>
+#include <kvblend/select/top_k.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <Eigen/Core>
+#include <span>
+
+namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
+
+// PortableRotation with Eigen. Interleaved pairs have no packed form in Eigen and stay the portable loop.
+struct EigenRotation : PortableRotation {
+  static void neox(const float* cosines, const float* sines, std::int32_t pairs, const float* in_a, const float* in_b,
+                   float* out_a, float* out_b) {
+    const Eigen::Map<const Eigen::ArrayXf> a(in_a, pairs), b(in_b, pairs), c(cosines, pairs), s(sines, pairs);
+    Eigen::Map<Eigen::ArrayXf>(out_a, pairs) = a * c - b * s;
+    Eigen::Map<Eigen::ArrayXf>(out_b, pairs) = b * c + a * s;
+  }
+};
+
+// PortableDistance with float sums within a head. Differences above 1e19 become infinite here, and not there.
+struct EigenDistance {
+  static double squared(const float* a, const float* b, std::int32_t count) {
+    const Eigen::Map<const Eigen::ArrayXf> x(a, count), y(b, count);
+    return static_cast<double>((x - y).square().sum());
+  }
+};
+
+// `executor` is kept by value: a handle to the caller's threads, which outlive the back end.
+template <Executor E = SerialExecutor>
+class EigenBackend {
+ public:
+  EigenBackend() = default;
+  explicit EigenBackend(E executor) : executor_(executor) {}
+
+  template <ReadablePlane P, WritablePlane Q>
+  void shift(const RopeSpec& spec, const RotationTable& table, const ShiftRun& run, const P& source,
+             const Q& destination) const {
+    if (run_overlaps(run, source, destination)) {
+      shift_rows<EigenRotation>(spec, table, run, 0, run.count, source, destination);
+      return;
+    }
+    for_blocks(run.count, [&](std::int32_t begin, std::int32_t end) {
+      shift_rows<EigenRotation>(spec, table, run, begin, end, source, destination);
+    });
+  }
+
+  template <ReadablePlane P, WritablePlane Q>
+  void copy(const ShiftRun& run, const P& source, const Q& destination) const {
+    if (run_overlaps(run, source, destination)) {
+      copy_rows(source, run.source, destination, run.destination.value, run.count);
+      return;
+    }
+    for_blocks(run.count, [&](std::int32_t begin, std::int32_t end) {
+      copy_rows(source, std::int64_t{run.source} + begin, destination, std::int64_t{run.destination.value} + begin,
+                end - begin);
+    });
+  }
+
+  template <ReadablePlane P, ReadablePlane Q>
+  void deviation(const P& fresh, std::span<const ActiveIndex> which, std::span<const Row> rows, const Q& reused,
+                 std::span<float> out) const {
+    for_blocks(static_cast<std::int32_t>(rows.size()), [&](std::int32_t begin, std::int32_t end) {
+      for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+        out[i] = row_deviation<EigenDistance>(fresh, which[i].value, reused, rows[i].value);
+      }
+    });
+  }
+
+  template <ReadablePlane P, WritablePlane Q>
+  void merge(const P& fresh, std::span<const Row> rows, const Q& destination) const {
+    for_blocks(static_cast<std::int32_t>(rows.size()), [&](std::int32_t begin, std::int32_t end) {
+      for (std::int32_t i = begin; i < end; ++i) {
+        copy_row(fresh, i, destination, rows[static_cast<std::size_t>(i)].value);
+      }
+    });
+  }
+
+  // Some microseconds for a long prompt: not worth a thread.
+  void top_k(std::span<const float> scores, std::int32_t k, std::span<std::uint64_t> scratch,
+             std::span<ActiveIndex> out) const {
+    select_top_k(scores, k, scratch, out);
+  }
+
+ private:
+  // Rows of a block: enough that handing it out costs little, few enough that a chunk keeps several threads busy. Each
+  // row is computed alone, so the blocks decide no bits.
+  static constexpr std::int32_t kBlockRows = 32;
+
+  template <class Body>
+  void for_blocks(std::int32_t rows, const Body& body) const {
+    if (rows <= kBlockRows) {
+      if (rows > 0) body(0, rows);
+      return;
+    }
+    const std::int64_t blocks = (std::int64_t{rows} + kBlockRows - 1) / kBlockRows;
+    executor_.parallel_for(blocks, [&body, rows](std::int64_t block) {
+      const std::int64_t begin = block * kBlockRows;
+      const std::int64_t end = (std::min)(begin + kBlockRows, std::int64_t{rows});
+      body(static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end));
+    });
+  }
+
+  E executor_{};
+};
+
+}  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

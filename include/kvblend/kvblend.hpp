@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// All of kvblend that needs the standard library alone. eigen.hpp and store.hpp add the parts that need more.
+#pragma once
+
+#include <kvblend/codec/floats.hpp>
+#include <kvblend/core/status.hpp>
+#include <kvblend/core/types.hpp>
+#include <kvblend/fuse/blend.hpp>
+#include <kvblend/memory/layouts.hpp>
+#include <kvblend/plan/calibration.hpp>
+#include <kvblend/plan/planner.hpp>
+#include <kvblend/prompt/prompt.hpp>
+#include <kvblend/rope/builders.hpp>
+#include <kvblend/rope/shifter.hpp>
+#include <kvblend/select/budgets.hpp>
+#include <kvblend/select/scores.hpp>
+#include <kvblend/select/selector.hpp>

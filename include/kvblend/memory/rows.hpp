@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Rows from plane to plane without a change of value: bits where both planes store numbers alike, else converted. Back
+// ends copy values and merge fresh rows with it.
+#pragma once
+
+#include <kvblend/codec/floats.hpp>
+#include <kvblend/core/types.hpp>
+#include <kvblend/memory/plane.hpp>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
+
+// Whether two planes are views of the very same rows, so that a move may overwrite what it has yet to read. Planes that
+// overlap in any other way are the caller's mistake.
+template <ReadablePlane P, ReadablePlane Q>
+[[nodiscard]] bool same_rows(const P& source, const Q& destination) {
+  if constexpr (std::same_as<typename P::codec, typename Q::codec> &&
+                std::same_as<typename P::layout_type, typename Q::layout_type>) {
+    return source.base == destination.base;
+  } else {
+    return false;
+  }
+}
+
+namespace detail {
+
+// Copies byte runs, joining those that follow each other on both sides: a dense run of rows is one memmove.
+class RunCopier {
+ public:
+  RunCopier() = default;
+  RunCopier(const RunCopier&) = delete;
+  RunCopier& operator=(const RunCopier&) = delete;
+  ~RunCopier() { flush(); }
+
+  void add(const std::byte* source, std::byte* destination, std::int64_t bytes) {
+    if (source != source_ + bytes_ || destination != destination_ + bytes_) {
+      flush();
+      source_ = source;
+      destination_ = destination;
+    }
+    bytes_ += bytes;
+  }
+  void flush() {
+    if (bytes_ > 0 && source_ != destination_) std::memmove(destination_, source_, static_cast<std::size_t>(bytes_));
+    bytes_ = 0;
+  }
+
+ private:
+  const std::byte* source_ = nullptr;
+  std::byte* destination_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
+// Bits of values [first, last) of one head. Both are multiples of the codec's block.
+template <ReadablePlane P, WritablePlane Q>
+void copy_value_bits(const P& source, std::int64_t source_row, const Q& destination, std::int64_t destination_row,
+                     std::int32_t head, std::int32_t first, std::int32_t last, RunCopier& copier) {
+  using C = typename P::codec;
+  const std::int32_t from_run = source.layout.tile_values();
+  const std::int32_t to_run = destination.layout.tile_values();
+  for (std::int32_t at = first; at < last;) {
+    const std::int32_t from = at % from_run;
+    const std::int32_t to = at % to_run;
+    const std::int32_t count = (std::min)((std::min)(from_run - from, to_run - to), last - at);
+    copier.add(source.at(source_row, head, at / from_run) + bytes_of<C>(from),
+               destination.at(destination_row, head, at / to_run) + bytes_of<C>(to), bytes_of<C>(count));
+    at += count;
+  }
+}
+
+// The floats of a head where they can be read or written in place; nullptr where they must be staged.
+template <ReadablePlane P>
+[[nodiscard]] auto floats_in_place(const P& plane, std::int64_t row, std::int32_t head) {
+  using Float = std::conditional_t<std::is_const_v<typename P::byte>, const float, float>;
+  if constexpr (std::same_as<typename P::codec, F32Codec>) {
+    typename P::byte* const bytes = plane.at(row, head);
+    const bool aligned = reinterpret_cast<std::uintptr_t>(bytes) % alignof(float) == 0;
+    return plane.layout.tiles() == 1 && aligned ? reinterpret_cast<Float*>(bytes) : static_cast<Float*>(nullptr);
+  } else {
+    return static_cast<Float*>(nullptr);
+  }
+}
+
+template <ReadablePlane P, WritablePlane Q>
+void copy_row(const P& source, std::int64_t source_row, const Q& destination, std::int64_t destination_row,
+              RunCopier& copier) {
+  const std::int32_t head_dim = source.layout.head_dim();
+  for (std::int32_t head = 0; head < source.layout.heads(); ++head) {
+    if constexpr (std::same_as<typename P::codec, typename Q::codec>) {
+      copy_value_bits(source, source_row, destination, destination_row, head, 0, head_dim, copier);
+    } else {
+      float values[kMaxHeadDim];
+      decode_head(source, source_row, head, values);
+      encode_head(destination, destination_row, head, values);
+    }
+  }
+}
+
+}  // namespace detail
+
+// Row `source_row` to row `destination_row`, all heads. Shapes agree, head_dim is at most kMaxHeadDim.
+template <ReadablePlane P, WritablePlane Q>
+void copy_row(const P& source, std::int64_t source_row, const Q& destination, std::int64_t destination_row) {
+  detail::RunCopier copier;
+  detail::copy_row(source, source_row, destination, destination_row, copier);
+}
+
+// `count` rows. Within one plane the two ranges may overlap: no row is overwritten before it is read.
+template <ReadablePlane P, WritablePlane Q>
+void copy_rows(const P& source, std::int64_t source_row, const Q& destination, std::int64_t destination_row,
+               std::int64_t count) {
+  detail::RunCopier copier;
+  if (same_rows(source, destination) && destination_row > source_row) {
+    for (std::int64_t i = count - 1; i >= 0; --i) {
+      detail::copy_row(source, source_row + i, destination, destination_row + i, copier);
+      copier.flush();
+    }
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) {
+      detail::copy_row(source, source_row + i, destination, destination_row + i, copier);
+    }
+  }
+}
+
+}  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

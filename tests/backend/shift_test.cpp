@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Every back end rotates keys as it should: pairing, magnitude, position, partial heads, overlap. Layouts are in
+// shift_layouts_test.cpp.
+#include <kvblend/codec/floats.hpp>
+#include <kvblend/rope/builders.hpp>
+#include <kvblend/rope/shifter.hpp>
+
+#include <doctest/doctest.h>
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+#include "shift_support.hpp"
+#include "support.hpp"
+
+using namespace kvblend;
+using namespace kvblend_test;
+
+namespace {
+
+std::vector<float> moved_once(const RopeSpec& spec, const std::vector<float>& key, int old_first, int new_first) {
+  Rows<F32Codec> keys(1, 1, spec.head_dim);
+  keys.set_head(0, 0, key);
+  must_shift<PortableBackend>(spec, make_run(0, 0, 1, old_first, new_first), keys.plane(), keys.plane());
+  return keys.head(0, 0);
+}
+
+}  // namespace
+
+// vLLM pull request 49323: the interleaved flag was ignored.
+TEST_CASE_TEMPLATE("pairs turn as the pairing says", Backend, KVBLEND_TEST_BACKENDS) {
+  struct Case {
+    RopePairing pairing;
+    std::vector<double> expected;
+  };
+  const Case cases[] = {{RopePairing::neox, {.5403, 0, .8415, 0}}, {RopePairing::interleaved, {.5403, .8415, 0, 0}}};
+  for (const Case& c : cases) {
+    const RopeSpec spec = plain_rope(4, 10000, c.pairing).value;
+    Rows<F32Codec> keys(1, 1, 4);
+    keys.set_head(0, 0, {1, 0, 0, 0});
+    must_shift<Backend>(spec, make_run(0, 0, 1, 0, 1), keys.plane(), keys.plane());
+    CHECK(near(keys.head(0, 0), c.expected, 0, 5e-5));
+  }
+}
+
+// llama.cpp pull request 17945: YaRN's magnitude was applied again by each shift.
+TEST_CASE_TEMPLATE("a magnitude in the keys is not applied again", Backend, KVBLEND_TEST_BACKENDS) {
+  RopeSpec spec = plain_rope(64, 10000).value;
+  spec.attention_factor = 0.1 * std::log(4.0) + 1;  // YaRN, factor 4: 1.1386
+  std::mt19937 random(1);
+  Rows<F32Codec> keys(1, 1, 64);
+  keys.fill(random);
+  const std::vector<float> original = keys.head(0, 0);
+  const auto norm = [&] {
+    double sum = 0;
+    for (const float value : keys.head(0, 0)) sum += static_cast<double>(value) * static_cast<double>(value);
+    return std::sqrt(sum);
+  };
+  const double before = norm();
+  must_shift<Backend>(spec, make_run(0, 0, 1, 5, 9), keys.plane(), keys.plane());
+  CHECK(norm() == doctest::Approx(before).epsilon(1e-6));
+  must_shift<Backend>(spec, make_run(0, 0, 1, 9, 12), keys.plane(), keys.plane());
+  CHECK(norm() == doctest::Approx(before).epsilon(1e-6));
+  CHECK(near(keys.head(0, 0), turned(spec, original, 7), 0, 2e-6));
+}
+
+// llama.cpp pull request 8676: llama 3's frequency factors were loaded and never applied.
+TEST_CASE_TEMPLATE("llama3 scaling reaches the keys", Backend, KVBLEND_TEST_BACKENDS) {
+  const RopeSpec spec = llama3_rope(8, 10000, {8, 1, 4, 64}).value;
+  const double expected[] = {1, .013042, .00125, .000125};
+  for (std::size_t i = 0; i < 4; ++i) CHECK(spec.inv_freq[i] == doctest::Approx(expected[i]).epsilon(1e-4));
+  Rows<F32Codec> keys(1, 1, 8);
+  keys.set_head(0, 0, {1, 1, 1, 1, 0, 0, 0, 0});
+  must_shift<Backend>(spec, make_run(0, 0, 1, 0, 50), keys.plane(), keys.plane());
+  std::vector<double> wanted(8);
+  for (std::size_t i = 0; i < 4; ++i) {
+    wanted[i] = std::cos(50 * expected[i]);
+    wanted[i + 4] = std::sin(50 * expected[i]);
+  }
+  CHECK(near(keys.head(0, 0), wanted, 0, 1e-4));
+}
+
+// llama.cpp pull request 10401, LMCache pull request 5080: a model some of whose layers have no rope must be movable.
+TEST_CASE_TEMPLATE("layers without rope keep their bytes while others turn", Backend, KVBLEND_TEST_BACKENDS) {
+  const RopeSpec layers[] = {plain_rope(16, 10000).value, no_rope(16).value, plain_rope(16, 10000).value};
+  std::mt19937 random(2);
+  for (int layer = 0; layer < 3; ++layer) {
+    CAPTURE(layer);
+    Rows<F16Codec> source(40, 2, 16);
+    source.fill(random);
+    source.bytes[0] = std::byte{0x01};  // a signalling NaN, which arithmetic would make quiet
+    source.bytes[1] = std::byte{0x7c};
+    Rows<F16Codec> destination(40, 2, 16);
+    must_shift<Backend>(layers[layer], make_run(0, 0, 40, 3, 10), source.plane(), destination.plane());
+    CHECK((source.bytes == destination.bytes) == (layer == 1));
+  }
+}
+
+// imp pull request 1325, mlxcel pull request 1055: fast sines drift at large positions.
+TEST_CASE_TEMPLATE("keys are right at position 131071", Backend, KVBLEND_TEST_BACKENDS) {
+  const RopeSpec spec = plain_rope(64, 10000).value;
+  std::mt19937 random(3);
+  Rows<F32Codec> keys(1, 1, 64);
+  keys.fill(random);
+  const std::vector<float> original = keys.head(0, 0);
+  must_shift<Backend>(spec, make_run(0, 0, 1, 0, 131071), keys.plane(), keys.plane());
+  CHECK(near(keys.head(0, 0), turned(spec, original, 131071), 0, 1e-5));
+}
+
+// LMCache issue 845, MemOS pull request 2304: the old position was assumed to be zero.
+TEST_CASE_TEMPLATE("a chunk encoded in the middle of a prompt moves by the difference", Backend,
+                   KVBLEND_TEST_BACKENDS) {
+  const RopeSpec spec = plain_rope(32, 10000).value;
+  std::mt19937 random(4);
+  Rows<F32Codec> source(4, 2, 32);
+  source.fill(random);
+  Rows<F32Codec> destination(9, 2, 32);
+  const ShiftRun run = make_run(0, 5, 4, 37, 5);
+  CHECK(run.distance() == -32);
+  must_shift<Backend>(spec, run, source.plane(), destination.plane());
+  for (int row = 0; row < 4; ++row) {
+    CHECK(near(destination.head(5 + row, 1), turned(spec, source.head(row, 1), -32), 0, 2e-6));
+  }
+}
+
+// flash-linear-attention pull request 1177, flash-attention issue 1195: a large interleaved head read past its end.
+TEST_CASE_TEMPLATE("a head of 72 interleaved values works", Backend, KVBLEND_TEST_BACKENDS) {
+  const RopeSpec spec = plain_rope(72, 10000, RopePairing::interleaved).value;
+  std::mt19937 random(5);
+  Rows<F32Codec> source(1, 1, 72);  // exactly its bytes: a sanitizer sees any other
+  source.fill(random);
+  Rows<F32Codec> destination(1, 1, 72);
+  must_shift<Backend>(spec, make_run(0, 0, 1, 7, 1), source.plane(), destination.plane());
+  CHECK(near(destination.head(0, 0), turned(spec, source.head(0, 0), -6), 0, 2e-6));
+}
+
+// sglang issue 23609: a chunk of zero tokens left a sticky launch error behind.
+TEST_CASE_TEMPLATE("chunks of no tokens are fine between others", Backend, KVBLEND_TEST_BACKENDS) {
+  const RopeSpec spec = plain_rope(8, 10000).value;
+  std::mt19937 random(6);
+  Rows<F32Codec> source(4, 1, 8);
+  source.fill(random);
+  Rows<F32Codec> destination(8, 1, 8);
+  const Rows<F32Codec> nothing(0, 1, 8);
+  must_shift<Backend>(spec, make_run(0, 0, 4, 0, 3), source.plane(), destination.plane());
+  must_shift<Backend>(spec, make_run(0, 4, 0, 0, 7), nothing.plane(), destination.plane());
+  must_shift<Backend>(spec, make_run(0, 4, 4, 0, 7), source.plane(), destination.plane());
+  CHECK(near(destination.head(7, 0), turned(spec, source.head(3, 0), 7), 0, 2e-6));
+  Backend{}.copy(make_run(0, 4, 0, 0, 7), nothing.plane(), destination.plane());
+}
+
+TEST_CASE_TEMPLATE("overlapping rows of one plane move as if read first", Backend, KVBLEND_TEST_BACKENDS) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 60; ++round) {
+    CAPTURE(round);
+    const int count = 1 + static_cast<int>(random() % 70);
+    const int source = static_cast<int>(random() % 30);
+    const int destination = static_cast<int>(random() % 30);
+    const RopeSpec spec = plain_rope(16, 10000, round % 2 == 0 ? RopePairing::neox : RopePairing::interleaved).value;
+    const ShiftRun run = make_run(source, destination, count, 40, round % 5 == 0 ? 40 : 90);
+    Rows<F32Codec> keys(100, 2, 16);
+    keys.fill(random);
+    const Rows<F32Codec> pristine = keys;
+    Rows<F32Codec> expected = keys;
+    must_shift<PortableBackend>(spec, run, pristine.plane(), expected.plane());
+
+    Rows<F32Codec> engine_expected = keys;
+    must_shift<PortableBackend, EngineAngles>(spec, run, pristine.plane(), engine_expected.plane());
+    Rows<F32Codec> engine_keys = keys;
+    // Scratch for three rows at a time: the parts, too, must come in the right order.
+    std::vector<float> scratch(static_cast<std::size_t>(3 * RopeShifter<EngineAngles>::least_scratch(spec)));
+    const RopeShifter<EngineAngles, Backend> shifter;
+    REQUIRE(shifter.shift(spec, spec, run, engine_keys.plane(), engine_keys.plane(), scratch).ok());
+    must_shift<Backend>(spec, run, keys.plane(), keys.plane());
+    const auto close = [](const Rows<F32Codec>& a, const Rows<F32Codec>& b) {
+      for (int row = 0; row < 100; ++row) {
+        for (int head = 0; head < 2; ++head) {
+          const auto wanted = b.head(row, head);
+          if (!near(a.head(row, head), {wanted.begin(), wanted.end()}, 0, 1e-6)) return false;
+        }
+      }
+      return true;
+    };
+    CHECK(close(keys, expected));
+    CHECK(close(engine_keys, engine_expected));
+
+    Rows<F32Codec> copied = pristine;
+    Backend{}.copy(run, copied.plane(), copied.plane());
+    Rows<F32Codec> copied_apart = pristine;
+    Backend{}.copy(run, pristine.plane(), copied_apart.plane());
+    CHECK(copied.bytes == copied_apart.bytes);
+  }
+}
+
+TEST_CASE_TEMPLATE("values beside the rotated part keep their bits", Backend, KVBLEND_TEST_BACKENDS) {
+  std::mt19937 random(8);
+  for (int round = 0; round < 40; ++round) {
+    CAPTURE(round);
+    RopeSpec spec = plain_rope(40, 10000, round % 2 == 0 ? RopePairing::neox : RopePairing::interleaved, 16).value;
+    spec.rotary_offset = static_cast<std::int32_t>(random() % 25);
+    Rows<Bf16Codec> source(3, 2, 40);
+    for (std::byte& byte : source.bytes) byte = static_cast<std::byte>(random());  // NaNs of all kinds among them
+    Rows<Bf16Codec> destination(3, 2, 40);
+    must_shift<Backend>(spec, make_run(0, 0, 3, 0, 5), source.plane(), destination.plane());
+    Rows<Bf16Codec> in_place = source;
+    must_shift<Backend>(spec, make_run(0, 0, 3, 0, 5), in_place.plane(), in_place.plane());
+    bool kept = true;
+    for (std::size_t i = 0; i < source.bytes.size(); ++i) {
+      const auto value = static_cast<std::int32_t>(i / 2 % 40);
+      if (value >= spec.rotary_offset && value < spec.rotary_offset + 16) continue;
+      kept = kept && source.bytes[i] == destination.bytes[i] && source.bytes[i] == in_place.bytes[i];
+    }
+    CHECK(kept);
+  }
+}
+
+TEST_CASE_TEMPLATE("infinite and NaN keys harm no other row", Backend, KVBLEND_TEST_BACKENDS) {
+  const RopeSpec spec = plain_rope(8, 10000).value;
+  std::mt19937 random(9);
+  Rows<F32Codec> source(3, 1, 8);
+  source.fill(random);
+  auto bad = source.head(1, 0);
+  bad[0] = std::numeric_limits<float>::infinity();
+  bad[1] = std::numeric_limits<float>::quiet_NaN();
+  source.set_head(1, 0, bad);
+  Rows<F32Codec> destination(3, 1, 8);
+  must_shift<Backend>(spec, make_run(0, 0, 3, 0, 4), source.plane(), destination.plane());
+  CHECK(near(destination.head(0, 0), turned(spec, source.head(0, 0), 4), 0, 2e-6));
+  CHECK(near(destination.head(2, 0), turned(spec, source.head(2, 0), 4), 0, 2e-6));
+  CHECK(is_nan(destination.head(1, 0)[1]));
+  CHECK(!is_finite(destination.head(1, 0)[0]));
+}
+
+TEST_CASE("one move is more exact than two in a row") {
+  const RopeSpec spec = plain_rope(64, 10000).value;
+  std::mt19937 random(10);
+  Rows<F32Codec> key(1, 1, 64);
+  key.fill(random);
+  const auto original = key.head(0, 0);
+  CHECK(near(moved_once(spec, original, 5, 1000), turned(spec, original, 995), 0, 1e-6));
+}

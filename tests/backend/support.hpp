@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// What the tests of all back ends share: the list of back ends, an executor that uses two threads, and planes in memory
+// of their own.
+#pragma once
+
+#include <kvblend/core/executor.hpp>
+#include <kvblend/eigen/backend.hpp>
+#include <kvblend/fuse/portable_backend.hpp>
+#include <kvblend/memory/layouts.hpp>
+
+#include <doctest/doctest.h>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+namespace kvblend_test {
+
+// The even bodies on one thread, the odd ones on another.
+struct TwoThreads {
+  template <class Body>
+  void parallel_for(std::int64_t count, const Body& body) const {
+    std::thread other([&body, count] {
+      for (std::int64_t i = 1; i < count; i += 2) body(i);
+    });
+    for (std::int64_t i = 0; i < count; i += 2) body(i);
+    other.join();
+  }
+};
+
+using SerialEigen = kvblend::EigenBackend<>;
+using TwoThreadEigen = kvblend::EigenBackend<TwoThreads>;
+
+#define KVBLEND_TEST_BACKENDS kvblend::PortableBackend, kvblend_test::SerialEigen, kvblend_test::TwoThreadEigen
+
+// Dense rows [rows, heads, head_dim] that own their memory.
+template <class Codec>
+struct Rows {
+  std::int64_t rows;
+  std::int32_t heads;
+  std::int32_t head_dim;
+  std::vector<std::byte> bytes;
+
+  Rows(std::int64_t row_count, std::int32_t head_count, std::int32_t values)
+      : rows(row_count),
+        heads(head_count),
+        head_dim(values),
+        bytes(static_cast<std::size_t>(kvblend::bytes_of<Codec>(row_count * head_count * values))) {}
+
+  auto plane() { return kvblend::dense_plane<Codec>(bytes.data(), rows, heads, head_dim); }
+  auto plane() const { return kvblend::dense_plane<Codec>(bytes.data(), rows, heads, head_dim); }
+
+  void fill(std::mt19937& random) {
+    std::normal_distribution<float> normal;
+    std::vector<float> values(static_cast<std::size_t>(rows * heads * head_dim));
+    for (float& value : values) value = normal(random);
+    Codec::encode(values.data(), bytes.data(), rows * heads * head_dim);
+  }
+  std::vector<float> head(std::int64_t row, std::int32_t head_index) const {
+    std::vector<float> values(static_cast<std::size_t>(head_dim));
+    kvblend::decode_head(plane(), row, head_index, values.data());
+    return values;
+  }
+  void set_head(std::int64_t row, std::int32_t head_index, const std::vector<float>& values) {
+    kvblend::encode_head(plane(), row, head_index, values.data());
+  }
+};
+
+}  // namespace kvblend_test
+
+TYPE_TO_STRING_AS("portable", kvblend::PortableBackend);
+TYPE_TO_STRING_AS("eigen serial", kvblend_test::SerialEigen);
+TYPE_TO_STRING_AS("eigen on two threads", kvblend_test::TwoThreadEigen);
