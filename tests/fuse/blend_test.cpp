@@ -153,8 +153,9 @@ TEST_CASE("attention mass chooses the rows the question looks at under full reus
   LayerwiseFusor<Selector> fusor(Selector(AttentionMass{}, CountBudget{5}));
   std::vector<std::byte> memory(fusor.workspace_bytes(scene.prompt, scene.model.config.head_dim));
   Source source = scene.source();
-  REQUIRE(blend(host, source, fusor, scene.prompt, scene.model.config.head_dim, scene.outputs, memory).ok());
+  REQUIRE(blend(host, source, fusor, scene.prompt, scene.outputs, memory).ok());
   CHECK(source.waits == scene.model.config.layers);  // loaded once, though there are two passes
+  const std::vector<float> blended(fusor.attention_mass().begin(), fusor.attention_mass().end());
 
   // The same mass from a host that stops after the probe, step by step.
   FloatHost probe = make_host(scene.model, scene.prompt.rows());
@@ -174,6 +175,7 @@ TEST_CASE("attention mass chooses the rows the question looks at under full reus
     steps.narrow();
   }
   CHECK(cache_error(scene, probe, reuse) <= 1e-5);
+  CHECK(std::equal(steps.attention_mass().begin(), steps.attention_mass().end(), blended.begin(), blended.end()));
   double total = 0;
   std::vector<std::pair<float, int>> ranked;
   for (int row = 0; row < scene.prompt.rows(); ++row) {
@@ -303,7 +305,7 @@ TEST_CASE("a selected row reaches every earlier position and none behind it") {
     Source source(model, {&copy});
     LayerwiseFusor fusor(at_ratio<FirstK>(0));
     std::vector<std::byte> memory(fusor.workspace_bytes(p, config.head_dim));
-    REQUIRE(blend(host, source, fusor, p, config.head_dim, outputs, memory).ok());
+    REQUIRE(blend(host, source, fusor, p, outputs, memory).ok());
     REQUIRE(host.outputs() == 2);
     return std::make_pair(host.logits(0), host.logits(1));
   };

@@ -54,7 +54,7 @@ struct Four {
     LayerwiseFusor<Selector> fusor(selector);
     std::vector<std::byte> memory(fusor.workspace_bytes(prompt, config.head_dim));
     Source source(model, by_segment);
-    return blend(host, source, fusor, prompt, config.head_dim, outputs, memory, report);
+    return blend(host, source, fusor, prompt, outputs, memory, report);
   }
 };
 
@@ -150,7 +150,7 @@ TEST_CASE("a source that fails at any layer aborts the blend and names the cause
     std::vector<std::byte> memory(fusor.workspace_bytes(scene.prompt, 8));
     Source source = scene.source();
     source.fail_at_layer = layer;
-    const Status status = blend(host, source, fusor, scene.prompt, 8, scene.outputs, memory);
+    const Status status = blend(host, source, fusor, scene.prompt, scene.outputs, memory);
     CHECK(status.code() == StatusCode::corrupt);
     CHECK(contains(status, "checksum differs"));
     CHECK(host.committed == 0);
@@ -319,7 +319,7 @@ TEST_CASE("empty chunks, empty segments and an empty prompt are fine") {
   LayerwiseFusor fusor(at_ratio<KeyDeviation>(0.5));
   std::vector<std::byte> memory(fusor.workspace_bytes(nothing, 8));
   Source source(four.model, {});
-  CHECK(blend(host, source, fusor, nothing, 8, {}, memory).ok());
+  CHECK(blend(host, source, fusor, nothing, {}, memory).ok());
   CHECK(host.committed == 0);
 }
 
@@ -366,7 +366,7 @@ TEST_CASE("a fused cache goes back into the store as a chunk and is an exact pre
   Source source(scene.model, {&fused, nullptr});
   BlendReport report;
   const std::vector<Row> outputs = {Row(prompt.rows() - 1)};
-  REQUIRE(blend(other, source, fusor, prompt, config.head_dim, outputs, memory, &report).ok());
+  REQUIRE(blend(other, source, fusor, prompt, outputs, memory, &report).ok());
   CHECK(report.fusor.rows_computed == 3 * config.layers);
   const auto bytes = static_cast<std::size_t>(scene.prompt.rows() * config.kv_heads * config.head_dim * 4);
   for (std::size_t i = 0; i < host.memory().size(); ++i) {

@@ -103,7 +103,7 @@ Status run(Scene& scene, Host& host, Selector selector, Backend backend = {}, Bl
   LayerwiseFusor<Selector, Backend> fusor(selector, backend);
   std::vector<std::byte> memory(fusor.workspace_bytes(scene.prompt, scene.model.config.head_dim));
   Source source = scene.source();
-  return blend(host, source, fusor, scene.prompt, scene.model.config.head_dim, scene.outputs, memory, report);
+  return blend(host, source, fusor, scene.prompt, scene.outputs, memory, report);
 }
 
 inline double largest_difference(const std::vector<float>& got, const std::vector<double>& expected) {

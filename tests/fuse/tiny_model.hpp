@@ -38,6 +38,7 @@ struct Config {
   bool bias = false;
   int layer_without_rope = -1;
   double theta = 10000;
+  double odd_layers_theta = 10000;  // of layers 1, 3, …
 };
 
 struct LayerWeights {
@@ -90,7 +91,8 @@ struct Model {
       spec.rotary_dim = l == c.layer_without_rope ? 0 : c.head_dim;
       spec.pairing = c.pairing;
       for (int i = 0; i < spec.pairs(); ++i) {
-        spec.inv_freq[static_cast<std::size_t>(i)] = std::pow(c.theta, -2.0 * i / c.head_dim);
+        spec.inv_freq[static_cast<std::size_t>(i)] =
+            std::pow(l % 2 == 0 ? c.theta : c.odd_layers_theta, -2.0 * i / c.head_dim);
       }
       ropes.push_back(spec);
     }

@@ -301,12 +301,12 @@ TEST_CASE("reads stand in one queue, or in one per tier") {
   const Prompt prompt = builder.make();
   Setup setup;
   setup.cost = LinearCostModel(0.0, 1e-3, 0.0);
-  setup.tiers = {Tier("disk", 1e6, 1e-4), Tier("far", 1e6, 2e-4)};
+  setup.tiers = {Tier("disk", 1e6, 1e-4), Tier("far", 1e6, 1e-4)};
   setup.held_in = {0, 1, 1, 2, 0};
   Memory memory(prompt, setup.layers);
   const Result<Plan> queue = setup.plan(prompt, UniformBytes(10), memory);
   REQUIRE(queue.ok());
-  CHECK(queue.value.layers[7].load_s == doctest::Approx(1.1e-3 + 2.1e-3 + 3.2e-3).epsilon(1e-12));
+  CHECK(queue.value.layers[7].load_s == doctest::Approx(1.1e-3 + 2.1e-3 + 3.1e-3).epsilon(1e-12));
   setup.options.tiers_in_parallel = true;
   const Result<Plan> parallel = setup.plan(prompt, UniformBytes(10), memory);
   REQUIRE(parallel.ok());
@@ -448,6 +448,35 @@ TEST_CASE("the check layer of a selector that scores during the pass is part of 
   CHECK(reuse.value.layers[0].recompute_s == doctest::Approx(50e-6));
 }
 
+TEST_CASE("recompute that takes just as long as loading is taken along") {
+  PromptBuilder builder;
+  builder.fresh(10).cached(100);
+  const Prompt prompt = builder.make();
+  Setup setup;
+  setup.cost = LinearCostModel(0.0, 0.5, 0.0);
+  setup.tiers = {Tier("disk", 4.0)};  // 25 s a layer: 50 rows, of which the ten fresh and the last run anyway
+  Memory memory(prompt, setup.layers);
+  const Result<Plan> plan = setup.plan(prompt, UniformBytes(1), memory);
+  REQUIRE(plan.ok());
+  REQUIRE(plan.value.mode == PlanMode::blend);
+  CHECK(plan.value.rows_kept == 39);
+}
+
+TEST_CASE("the exact prefix alone may come from a slower tier than a blend's segments") {
+  PromptBuilder builder;
+  builder.cached(100).cached(900).fresh(10);
+  const Prompt prompt = builder.make();
+  Setup setup;
+  setup.options.blending_allowed = false;
+  setup.tiers = {Tier("disk", 2e7), Tier("memory", 1e10)};  // 500 us for the prefix, the rest recomputes in 910 us
+  Memory memory(prompt, setup.layers);
+  const Result<Plan> plan = setup.plan(prompt, UniformBytes(100), memory);
+  REQUIRE(plan.ok());
+  REQUIRE(plan.value.mode == PlanMode::prefix);
+  CHECK(plan.value.segments[0].tier == 0);
+  CHECK(plan.value.segments[1].tier == -1);
+}
+
 TEST_CASE("a probe needs the KV in memory and hides no loading") {
   PromptBuilder builder;
   builder.fresh(10).cached(1000).fresh(40);
@@ -462,9 +491,15 @@ TEST_CASE("a probe needs the KV in memory and hides no loading") {
   REQUIRE(plan.value.mode == PlanMode::blend);
   CHECK(plan.value.segments[1].tier == 1);  // in memory, though disk would be faster
   CHECK(plan.value.ratio == 0.15);          // 200 us of loading hide behind nothing
-  CHECK(plan.value.ttft_s == doctest::Approx(30 * (200e-6 + 40e-6 + 200e-6)));
+  CHECK(plan.value.ttft_s == doctest::Approx(30 * (200e-6 + 50e-6 + 200e-6)));
   CHECK(plan.value.allows(ScoreTiming::after_probe));
   CHECK(plan.value.allows(ScoreTiming::before_load));
+
+  setup.options.r_min = 0.0;  // nothing to choose, nothing to ask
+  const Result<Plan> reuse = setup.plan(prompt, UniformBytes(200), memory);
+  REQUIRE(reuse.ok());
+  CHECK(reuse.value.ttft_s == doctest::Approx(30 * (200e-6 + 50e-6)));
+  setup.options.r_min = 0.15;
 
   setup.held_in = {0, 1, 0};
   const Result<Plan> outside = setup.plan(prompt, UniformBytes(200), memory);

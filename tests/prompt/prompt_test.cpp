@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include <limits>
 #include <numeric>
 #include <random>
 #include <string>
@@ -95,8 +96,16 @@ TEST_CASE("the exact prefix ends at the first row that is fresh, moved, or behin
   CHECK(exact_end({resident_segment(first), cached_segment(b), fresh_segment(third)}) == 8);
   CHECK(exact_end({resident_segment(span.first(6)), cached_segment(whole, 6, 3), cached_segment(whole, 9, 3)}) == 12);
   CHECK(exact_end({cached_segment(whole, 1, 3, Position(1))}) == 0);
+  CHECK(exact_end({cached_segment(alone, Position(0))}) == 0);  // computed at 4, with nothing before it
+  CHECK(exact_end({resident_segment(second), cached_segment(whole, 4, 4)}) == 4);  // its chunk starts otherwise
   CHECK(exact_end({cached_segment(a), cached_segment(a)}) == 4);
   CHECK(exact_end({}) == 0);
+
+  std::vector<Segment> segments = {cached_segment(a), cached_segment(b), cached_segment(a), fresh_segment(third)};
+  const Result<Prompt> prompt = Prompt::make(segments, Position(1000));
+  REQUIRE(prompt.ok());
+  CHECK(prompt.value.reused_rows() == 4);  // those behind the exact prefix
+  CHECK(prompt.value.fresh_rows() == 4);
 }
 
 TEST_CASE("what cannot be a prompt is refused, and the segment named") {
@@ -122,6 +131,9 @@ TEST_CASE("what cannot be a prompt is refused, and the segment named") {
   CHECK(error_of({cached_segment(scored)}).find("segment 0: chunk.scores") == 0);
   const ChunkInfo negative = chunk_of(tokens, -2);
   CHECK(error_of({cached_segment(negative)}).find("segment 0: chunk.first_position") == 0);
+  const ChunkInfo far = chunk_of(tokens, std::numeric_limits<int>::max() - 2);  // its last token would pass 2^31 - 1
+  CHECK(error_of({cached_segment(far)}).find("segment 0: chunk.first_position") == 0);
+  CHECK(error_of({cached_segment(chunk), resident_segment(tokens)}).find("segment 1: resident") == 0);
 }
 
 TEST_CASE("any mix of segments gives each row the segment it lies in") {

@@ -55,7 +55,7 @@ static_assert(AttentionMass::timing == ScoreTiming::after_probe);
 
 TEST_CASE("a stored score is multiplied by the prior of its distance to the last position") {
   PromptBuilder builder;
-  builder.fresh(3).cached(2, {5.0f, 7.0f}).cached_part(4, 1, 2, {1.0f, 2.0f, 3.0f, 4.0f}).fresh(5);
+  builder.fresh(3).cached(2, {5.0f, 7.0f}).cached(0).cached_part(4, 1, 2, {1.0f, 2.0f, 3.0f, 4.0f}).fresh(5);
   const Prompt prompt = builder.make();  // 12 rows, question at position 11
   const std::vector<float> stored = {5.0f, 7.0f, 2.0f, 3.0f};
   const std::vector<int> distance = {8, 7, 6, 5};

@@ -105,6 +105,7 @@ TEST_CASE("a selector chooses at layer 0, or at its check layer, and where the b
   CHECK(during.first_layer() == 1);
   CHECK_FALSE(during.chooses_at(0));
   CHECK(during.chooses_at(1));
+  CHECK(during.chooses_at(2));
   CHECK(during.chooses_at(3));
   CHECK_FALSE(during.chooses_at(4));
   CHECK((during.uses_keys && !during.uses_values && during.timing == ScoreTiming::during_pass));

@@ -27,7 +27,7 @@ class ActiveRows {
   [[nodiscard]] std::span<const Row> candidates() const { return space_.candidate_rows.first(candidates_); }
   [[nodiscard]] std::span<const ActiveIndex> in_active() const { return space_.candidate_active.first(candidates_); }
 
-  // Active rows a probe starts to report at: the first mandatory one behind all reused rows.
+  // Where among the mandatory rows a probe starts to report: at the first one behind all reused rows, or the last.
   [[nodiscard]] std::int32_t first_probe_row() const { return first_probe_row_; }
   // Reused rows among those that are kept.
   [[nodiscard]] std::int32_t kept_reused() const;
@@ -91,7 +91,7 @@ inline Status ActiveRows::begin(const Prompt& prompt, std::span<const Row> outpu
     }
   }
   first_probe_row_ = 0;
-  for (std::int32_t row = 0; row < last_reused; ++row) first_probe_row_ += is_mandatory(Row(row)) ? 1 : 0;
+  for (std::int32_t row = 0; row <= last_reused; ++row) first_probe_row_ += is_mandatory(Row(row)) ? 1 : 0;
   // A prompt that ends in reused rows has no question behind them: its last mandatory row asks.
   if (first_probe_row_ == mandatory_rows && first_probe_row_ > 0) --first_probe_row_;
   return {};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Backend: the four bulk operations a blend does itself - rotate, copy, measure, pick. Everything else is the host's.
+// Backend: the bulk operations a blend does itself - rotate, copy, measure, merge, pick. Everything else is the host's.
 // PortableBackend is the readable reference; eigen/ and cuda/ have the same operations in other clothes.
 #pragma once
 
@@ -19,9 +19,10 @@ namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 //   shift(spec, table, run, P source, Q destination)        keys of a run, rotated; bits copied where the distance is 0
 //                                                           or the layer has no rope and both codecs are the same
 //   copy(run, P source, Q destination)                      values of a run
-//   deviation(P fresh, which, rows, Q reused, out)          out[i] = ‖fresh row which[i] − reused row rows[i]‖₂, all
-//   heads merge(P fresh, rows, Q destination)                     destination row rows[i] = fresh row i top_k(scores,
-//   k, scratch, out)                          the k best, ascending, by the rule of select/top_k.hpp;
+//   deviation(P fresh, which, rows, Q reused, out)          out[i] = ‖fresh row which[i] − reused row rows[i]‖₂ over
+//                                                           all heads
+//   merge(P fresh, rows, Q destination)                     destination row rows[i] = fresh row i
+//   top_k(scores, k, scratch, out)                          the k best, ascending, by the rule of select/top_k.hpp;
 //                                                           scratch has scores.size() entries
 // Arguments were validated by the caller: they do not fail. Same bits whatever the number of threads.
 template <class B, class P, class Q>

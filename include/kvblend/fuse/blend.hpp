@@ -24,6 +24,15 @@ struct BlendReport {
 
 namespace detail {
 
+template <class Host>
+std::int32_t largest_head_dim(Host& host) {
+  std::int32_t largest = 0;
+  for (std::int32_t layer = 0; layer < host.layers(); ++layer) {
+    if (host.rope(layer).head_dim > largest) largest = host.rope(layer).head_dim;
+  }
+  return largest;
+}
+
 template <class Host, class Source, class Fusor>
 Status run_layers(Host& host, Source& source, Fusor& fusor, bool place, double& host_s) {
   {
@@ -72,12 +81,11 @@ Status run_passes(Host& host, Source& source, Fusor& fusor, double& host_s) {
 
 // Blends `prompt` into the host's cache; afterwards rows [0, prompt.rows()) are committed, and the host holds the
 // hidden states of `outputs` (rows ascending) behind the last layer, ready for its output head. `memory` is the
-// workspace, Fusor::workspace_bytes(prompt, head_dim) bytes. On an error the host's cache is what it was before. An
+// workspace, Fusor::workspace_bytes(prompt, head_dim) bytes with the largest head_dim of the host's ropes. On an error the host's cache is what it was before. An
 // empty prompt commits nothing and is no error.
 template <LayerwiseHost Host, KvSource Source, class Selector, class Backend, AngleRule Angles>
 Status blend(Host& host, Source& source, LayerwiseFusor<Selector, Backend, Angles>& fusor, const Prompt& prompt,
-             std::int32_t head_dim, std::span<const Row> outputs, std::span<std::byte> memory,
-             BlendReport* report = nullptr) {
+             std::span<const Row> outputs, std::span<std::byte> memory, BlendReport* report = nullptr) {
   static_assert(Selector::timing != ScoreTiming::after_probe || AttentionReportingHost<Host>,
                 "kvblend: this selector scores by a probe pass, so the host must have attend_and_report()");
   BlendReport unused;
@@ -86,7 +94,7 @@ Status blend(Host& host, Source& source, LayerwiseFusor<Selector, Backend, Angle
   Status status;
   {
     Stopwatch watch(out.total_s);
-    KVBLEND_RETURN_IF_ERROR(fusor.begin(prompt, {host.layers(), head_dim}, outputs, memory));
+    KVBLEND_RETURN_IF_ERROR(fusor.begin(prompt, {host.layers(), detail::largest_head_dim(host)}, outputs, memory));
     KVBLEND_RETURN_IF_ERROR(host.begin(prompt));
     if (!prompt.empty()) status = detail::run_passes(host, source, fusor, out.host_s);
     if (status.ok()) status = host.commit(prompt.rows());

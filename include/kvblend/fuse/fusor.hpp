@@ -15,6 +15,7 @@
 #include <kvblend/prompt/prompt.hpp>
 #include <kvblend/rope/angles.hpp>
 #include <kvblend/rope/can_shift.hpp>
+#include <kvblend/rope/rotate.hpp>
 #include <kvblend/select/selector.hpp>
 
 #include <cstddef>
@@ -31,7 +32,7 @@ struct FusorReport {
   double score_s = 0;
   double select_s = 0;
   double merge_s = 0;              // writing fresh rows into the cache
-  std::int32_t rows_selected = 0;  // reused rows recomputed at the last layer
+  std::int32_t rows_selected = 0;  // reused rows among those kept at the last layer
   std::int64_t rows_computed = 0;  // rows that ran, summed over the layers
 };
 
@@ -40,21 +41,23 @@ struct FusorReport {
 //   fusor.begin(prompt, shape, outputs, memory)       once; before-load selectors choose here
 //   for layer in 0 … layers - 1:
 //     (the engine computes fresh K, V of the rows fusor.active())
-//     fusor.place(layer, rope, source, keys, values)                  reused rows come into the cache, at their
-//     positions fusor.fuse(layer, fresh_keys, fresh_values, keys, values)       score and select where due; fresh rows
-//     come in (the engine runs attention and the rest of the layer for fusor.active()[fusor.kept()[i]], all i)
-//     fusor.narrow()                                                  active() is now what was kept
+//     fusor.place(layer, rope, source, keys, values)    reused rows come into the cache, at their positions
+//     fusor.fuse(layer, fresh_keys, fresh_values, keys, values)
+//                                                       scores and selects where due; fresh rows come into the cache
+//     (the engine runs attention and the rest of the layer for fusor.active()[fusor.kept()[i]], all i)
+//     fusor.narrow()                                    active() is now what was kept
 //
 // With an after-probe selector those steps are gone through twice: probing() is true the first time, when the active
 // rows are the mandatory ones and the engine adds their attention to attention_mass(); choose_after_probe() then makes
 // the choice, and the second time place() is left out.
+// After any error the blend is over: begin() starts the next one, with the same fusor and memory if wanted.
 template <class Selector, class Backend = PortableBackend, AngleRule Angles = ExactAngles>
 class LayerwiseFusor {
  public:
-  // Which rows are wanted, and the model's shape.
+  // The model's.
   struct Shape {
     std::int32_t layers = 0;
-    std::int32_t head_dim = 0;
+    std::int32_t head_dim = 0;  // of keys; the largest, where layers differ
   };
 
   explicit LayerwiseFusor(Selector selector, Backend backend = {}) : selector_(selector), backend_(backend) {}
@@ -64,7 +67,7 @@ class LayerwiseFusor {
   }
 
   // `outputs`: rows whose logits are wanted, ascending; they are computed whatever the selector says. The prompt, its
-  // segments and `memory` (workspace_bytes()) must live until the blend ends.
+  // segments, `outputs` and `memory` (workspace_bytes()) must live until the blend ends.
   // Errors: a selector's bad field, an output outside the prompt or resident, too little memory, missing scores.
   Status begin(const Prompt& prompt, Shape shape, std::span<const Row> outputs, std::span<std::byte> memory);
 
@@ -81,6 +84,7 @@ class LayerwiseFusor {
 
   // Scores and selects if this layer is where the selector looks, then writes the fresh rows of all active tokens, also
   // of those that go no further: fresh KV is never worse than reused. fresh_* are planes over ActiveIndex.
+  // Errors: fresh planes of another shape than the cache's or with fewer rows than are active; the selector's own.
   template <ReadablePlane FreshKeys, ReadablePlane FreshValues, WritablePlane Keys, WritablePlane Values>
   Status fuse(std::int32_t layer, const FreshKeys& fresh_keys, const FreshValues& fresh_values, const Keys& keys,
               const Values& values);
@@ -100,14 +104,20 @@ class LayerwiseFusor {
   Status choose_among_active(std::int32_t layer, const FreshKeys& fresh_keys, const FreshValues& fresh_values,
                              const Keys& keys, const Values& values);
   Status refresh_tables(const RopeSpec& spec);
-  template <ReadablePlane Stored, WritablePlane Cache>
-  Status check_stored(std::int32_t index, const Stored& stored, const Cache& cache, const char* name) const;
 
   // Choices during the pass; what is known before or by a probe was chosen at the start.
   [[nodiscard]] bool chooses_at(std::int32_t layer) const {
     const bool at_start = Selector::timing != ScoreTiming::during_pass && layer == 0;
     return chooses_ && !probing_ && !at_start && selector_.chooses_at(layer);
   }
+  // Whether `count` rows of `plane` from `first` on can be moved into `cache`.
+  template <ReadablePlane P, WritablePlane Cache>
+  static Status check_source(const P& plane, std::int64_t first, std::int64_t count, const Cache& cache,
+                             const char* name);
+  // The checks of place() for one cached segment.
+  template <class Source, class Keys, class Values>
+  Status check_segment(std::int32_t index, std::int32_t layer, const RopeSpec& spec, Source& source, const Keys& keys,
+                       const Values& values) const;
   [[nodiscard]] static ShiftRun run_of(const Segment& segment) {
     return {segment.first_row, segment.chunk_offset, segment.size(), segment.old_position(segment.first_row),
             segment.first_position};
@@ -149,7 +159,7 @@ Status LayerwiseFusor<Selector, Backend, Angles>::begin(const Prompt& prompt, Sh
   report_ = {};
   KVBLEND_RETURN_IF_ERROR(rows_.begin(prompt, outputs, space_));
 
-  chooses_ = !rows_.candidates().empty() && selector_.budget.most_rows(prompt.reused_rows()) > 0;
+  chooses_ = !rows_.candidates().empty() && selector_.most_rows(prompt.reused_rows()) > 0;
   if (chooses_ && Selector::timing == ScoreTiming::during_pass) {
     rows_.start_with_all();
     return {};
@@ -191,12 +201,13 @@ Status LayerwiseFusor<Selector, Backend, Angles>::choose_after_probe() {
 
 template <class Selector, class Backend, AngleRule Angles>
 Status LayerwiseFusor<Selector, Backend, Angles>::refresh_tables(const RopeSpec& spec) {
-  if (tables_valid_ && spec == table_spec_) return {};
+  if (spec.rotary_dim == 0 || (tables_valid_ && spec == table_spec_)) return {};
   std::span<float> storage = space_.table_values;
   for (std::size_t i = 0; i < prompt_->segments().size(); ++i) {
     const Segment& segment = prompt_->segments()[i];
-    if (segment.kind != SegmentKind::cached) continue;
+    if (segment.kind != SegmentKind::cached || segment.size() == 0) continue;
     const ShiftRun run = run_of(segment);
+    if (stays_put(spec, run)) continue;
     Result<RotationTable> table = RotationTable::make<Angles>(spec, run, storage);
     KVBLEND_RETURN_IF_ERROR(table.status);
     space_.tables[i] = table.value;
@@ -211,6 +222,8 @@ template <class Selector, class Backend, AngleRule Angles>
 template <KvSource Source, WritablePlane Keys, WritablePlane Values>
 Status LayerwiseFusor<Selector, Backend, Angles>::place(std::int32_t layer, const RopeSpec& spec, Source& source,
                                                         const Keys& keys, const Values& values) {
+  using Stored = decltype(source.keys(0, layer));
+  static_assert(BackendFor<Backend, Stored, Keys>, "kvblend: the back end cannot move stored rows into these planes");
   {
     Stopwatch watch(report_.load_s);
     KVBLEND_RETURN_IF_ERROR(source.wait(layer));
@@ -218,15 +231,15 @@ Status LayerwiseFusor<Selector, Backend, Angles>::place(std::int32_t layer, cons
   Stopwatch watch(report_.shift_s);
   // Whatever can be wrong is found before anything is written.
   const std::int32_t resident = prompt_->resident_rows();
+  KVBLEND_RETURN_IF_ERROR(check_shape(keys, "cache keys"));
+  KVBLEND_RETURN_IF_ERROR(check_shape(values, "cache values"));
   KVBLEND_RETURN_IF_ERROR(check_rows(keys, resident, prompt_->rows() - resident, "cache keys"));
   KVBLEND_RETURN_IF_ERROR(check_rows(values, resident, prompt_->rows() - resident, "cache values"));
   const auto segments = prompt_->segments();
   for (std::size_t i = 0; i < segments.size(); ++i) {
     if (segments[i].kind != SegmentKind::cached || segments[i].size() == 0) continue;
     const auto index = static_cast<std::int32_t>(i);
-    KVBLEND_RETURN_IF_ERROR(check_stored(index, source.keys(index, layer), keys, "keys"));
-    KVBLEND_RETURN_IF_ERROR(check_stored(index, source.values(index, layer), values, "values"));
-    if (Status status = can_shift(source.rope(index, layer), spec); !status.ok()) {
+    if (Status status = check_segment(index, layer, spec, source, keys, values); !status.ok()) {
       return Status::error(status.code(), "%s: %s", status.where(), status.message())
           .at("segment %d, layer %d", index, layer);
     }
@@ -244,19 +257,31 @@ Status LayerwiseFusor<Selector, Backend, Angles>::place(std::int32_t layer, cons
 }
 
 template <class Selector, class Backend, AngleRule Angles>
-template <ReadablePlane Stored, WritablePlane Cache>
-Status LayerwiseFusor<Selector, Backend, Angles>::check_stored(std::int32_t index, const Stored& stored,
-                                                               const Cache& cache, const char* name) const {
+template <class Source, class Keys, class Values>
+Status LayerwiseFusor<Selector, Backend, Angles>::check_segment(std::int32_t index, std::int32_t layer,
+                                                                const RopeSpec& spec, Source& source, const Keys& keys,
+                                                                const Values& values) const {
   const Segment& segment = prompt_->segments()[static_cast<std::size_t>(index)];
-  if (stored.layout.heads() != cache.layout.heads() || stored.layout.head_dim() != cache.layout.head_dim()) {
-    return Status::error(StatusCode::mismatch, "stored %s have %d heads of %d values, the cache %d of %d", name,
-                         stored.layout.heads(), stored.layout.head_dim(), cache.layout.heads(), cache.layout.head_dim())
-        .at("segment %d", index);
+  const std::int64_t first = segment.chunk_offset;
+  KVBLEND_RETURN_IF_ERROR(check_source(source.keys(index, layer), first, segment.size(), keys, "stored keys"));
+  KVBLEND_RETURN_IF_ERROR(check_source(source.values(index, layer), first, segment.size(), values, "stored values"));
+  KVBLEND_RETURN_IF_ERROR(can_shift(source.rope(index, layer), spec));
+  if (spec.head_dim == keys.layout.head_dim()) return {};
+  return Status::error(StatusCode::mismatch, "is %d, the cache's keys have %d", spec.head_dim, keys.layout.head_dim())
+      .at("rope head_dim");
+}
+
+template <class Selector, class Backend, AngleRule Angles>
+template <ReadablePlane P, WritablePlane Cache>
+Status LayerwiseFusor<Selector, Backend, Angles>::check_source(const P& plane, std::int64_t first, std::int64_t count,
+                                                               const Cache& cache, const char* name) {
+  KVBLEND_RETURN_IF_ERROR(check_shape(plane, name));
+  if (plane.layout.heads() != cache.layout.heads() || plane.layout.head_dim() != cache.layout.head_dim()) {
+    return Status::error(StatusCode::mismatch, "%d heads of %d values, the cache has %d of %d", plane.layout.heads(),
+                         plane.layout.head_dim(), cache.layout.heads(), cache.layout.head_dim())
+        .at("%s", name);
   }
-  if (Status status = check_rows(stored, segment.chunk_offset, segment.size(), name); !status.ok()) {
-    return Status::error(status.code(), "stored %s: %s", name, status.message()).at("segment %d", index);
-  }
-  return {};
+  return check_rows(plane, first, count, name);
 }
 
 template <class Selector, class Backend, AngleRule Angles>
@@ -264,7 +289,13 @@ template <ReadablePlane FreshKeys, ReadablePlane FreshValues, WritablePlane Keys
 Status LayerwiseFusor<Selector, Backend, Angles>::fuse(std::int32_t layer, const FreshKeys& fresh_keys,
                                                        const FreshValues& fresh_values, const Keys& keys,
                                                        const Values& values) {
-  report_.rows_computed += static_cast<std::int64_t>(rows_.active().size());
+  static_assert(BackendFor<Backend, FreshKeys, Keys>, "kvblend: the back end cannot move fresh rows into these planes");
+  const auto active = static_cast<std::int64_t>(rows_.active().size());
+  if (active > 0) {
+    KVBLEND_RETURN_IF_ERROR(check_source(fresh_keys, 0, active, keys, "fresh keys"));
+    KVBLEND_RETURN_IF_ERROR(check_source(fresh_values, 0, active, values, "fresh values"));
+  }
+  report_.rows_computed += active;
   rows_.keep_all();
   if (chooses_at(layer)) {
     KVBLEND_RETURN_IF_ERROR(choose_among_active(layer, fresh_keys, fresh_values, keys, values));

@@ -26,10 +26,11 @@ namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 //                                 host's scratch: fresh_keys() and fresh_values(), planes over ActiveIndex
 //     keys(layer), values(layer)  planes over Row: the cache, which the blend writes
 //     attend(layer, rows, kept)   the active set narrows to rows[kept[i]] (kept ascends); each row attends to every
-//                                 cached row at a position ≤ its own; then the rest of the layer. May be empty.
+//                                 cached row at a position ≤ its own; then the rest of the layer
 //   commit(rows)                  rows [0, rows) are the cache now; decoding can go on. Only called after success.
 //   abort()                       forget the blend; resident rows stay. Called after any failure.
 //
+// rows and kept may be empty, where nothing runs or no logits are wanted.
 // The host reports a failure of its own as StatusCode::host_error; the blend then aborts and passes it on.
 template <class H>
 concept LayerwiseHost = requires(H& host, const Prompt& prompt, std::int32_t layer, std::span<const Row> rows,

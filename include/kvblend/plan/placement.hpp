@@ -27,7 +27,7 @@ inline bool has_stored_scores(const Prompt& prompt) {
   return prompt.reused_rows() > 0;
 }
 
-// Index of a reused segment that lies in no tier whose KV can be read in place, or -1.
+// Index of a cached segment that lies in no tier whose KV can be read in place, or -1.
 inline std::int32_t segment_out_of_memory(const Prompt& prompt, std::span<const Tier> tiers,
                                           std::span<const TierMask> held_in) {
   for (std::size_t s = 0; s < held_in.size(); ++s) {

@@ -28,9 +28,9 @@ struct PlannerOptions {
                         // is one the paper's 15 %
   ScoreTiming timing = ScoreTiming::before_load;  // of the selector that will choose
   std::int32_t check_layer = 1;                   // of a during_pass selector
-  double projection_share =
-      0.1;  // of a layer's time, in [0, 1]: queries, keys and values of its rows. What rows that a
-            // during_pass selector drops at its check layer still cost there
+  // Of a layer's time, in [0, 1]: queries, keys and values of its rows. What rows that a during_pass selector drops at
+  // its check layer still cost there.
+  double projection_share = 0.1;
   std::int32_t staging_layers = 0;  // layers that may be in memory before they are done; 0: all
   bool tiers_in_parallel = false;   // reads from different tiers overlap; otherwise all reads stand in one queue
   bool blending_allowed = true;     // false: the model's calibration advises against blending it
@@ -108,7 +108,6 @@ struct RecomputePlanner {
     std::int32_t computable = 0;  // rows that are not resident, at least the last
     std::int32_t cached_tokens = 0;
     std::int32_t exact_tokens = 0;  // of them, in the exact prefix
-    std::int32_t probe_rows = 0;    // the question: fresh rows behind the last cached one
     double largest_bytes = 0.0;     // a token at the layer that has most
   };
 

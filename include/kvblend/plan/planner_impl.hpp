@@ -58,7 +58,8 @@ auto RecomputePlanner<Cost>::examine(const PlanInputs& inputs, const Bytes& byte
   }
 
   Problem problem;
-  bool last_is_kept = false;
+  bool last_is_cached = false;  // or resident
+  bool last_is_exact = false;
   problem.layers = static_cast<std::int32_t>(memory.layers.size());
   problem.context = prompt.rows();
   problem.computable = (std::max)(prompt.rows() - prompt.resident_rows(), prompt.empty() ? 0 : 1);
@@ -81,15 +82,13 @@ auto RecomputePlanner<Cost>::examine(const PlanInputs& inputs, const Bytes& byte
       if (segment.exact) problem.exact_tokens += segment.size();
     }
     if (segment.size() > 0) {
-      problem.probe_rows = segment.kind == SegmentKind::fresh ? segment.size() : 0;
-      last_is_kept = segment.exact;
+      last_is_cached = segment.kind != SegmentKind::fresh;
+      last_is_exact = segment.exact;
     }
   }
   // The last row runs in any case, since its logits are wanted.
-  const bool last_is_cached = !prompt.empty() && problem.probe_rows == 0;
   problem.mandatory = prompt.fresh_rows() + (last_is_cached ? 1 : 0);
-  problem.runnable = prompt.fresh_rows() + prompt.reused_rows() + (last_is_cached && last_is_kept ? 1 : 0);
-  problem.probe_rows = (std::max)(problem.probe_rows, 1);
+  problem.runnable = prompt.fresh_rows() + prompt.reused_rows() + (last_is_exact ? 1 : 0);
   KVBLEND_RETURN_IF_ERROR(check_bytes(bytes, problem));
   return problem;
 }
@@ -227,7 +226,7 @@ auto RecomputePlanner<Cost>::blend(const PlanInputs& inputs, const Bytes& bytes,
     total_load += layer.load_s;
   }
   if (timing == ScoreTiming::after_probe) {
-    const Result<double> probe = seconds(problem, problem.probe_rows);
+    const Result<double> probe = seconds(problem, problem.mandatory);  // those are the rows it runs
     KVBLEND_RETURN_IF_ERROR(probe.status);
     const double probe_s = candidate.kept > 0 ? probe.value * problem.layers : 0.0;
     candidate.ttft_s = run_pipeline(memory.layers, 0, total_load + probe_s);

@@ -29,18 +29,19 @@ enum class SegmentKind : std::uint8_t {
 };
 
 // Stands for "directly behind the segment before" (position 0 for the first).
-inline constexpr Position kNextPosition{std::numeric_limits<std::int32_t>::min()};
+inline constexpr Position kNextPosition{(std::numeric_limits<std::int32_t>::min)()};
 
 // A run of consecutive tokens at consecutive positions. Rows are numbered through all segments in order, from 0.
 struct Segment {
   SegmentKind kind = SegmentKind::fresh;
   std::span<const TokenId> tokens;
-  Position first_position = kNextPosition;
-  const ChunkInfo* chunk = nullptr;  // of cached segments
-  std::int32_t chunk_offset = 0;     // tokens[0] is chunk->tokens[chunk_offset]
+  Position wanted_position = kNextPosition;  // of tokens[0]
+  const ChunkInfo* chunk = nullptr;          // of cached segments
+  std::int32_t chunk_offset = 0;             // tokens[0] is chunk->tokens[chunk_offset]
 
   // Filled in by Prompt::make.
   Row first_row{};
+  Position first_position{};
   bool exact = false;  // nothing before it differs from what its KV was computed behind: reused as it is
 
   [[nodiscard]] std::int32_t size() const { return static_cast<std::int32_t>(tokens.size()); }
@@ -55,7 +56,7 @@ struct Segment {
 [[nodiscard]] inline Segment fresh_segment(std::span<const TokenId> tokens, Position first = kNextPosition) {
   Segment segment;
   segment.tokens = tokens;
-  segment.first_position = first;
+  segment.wanted_position = first;
   return segment;
 }
 
@@ -64,7 +65,7 @@ struct Segment {
   Segment segment;
   segment.kind = SegmentKind::cached;
   segment.tokens = chunk.tokens;
-  segment.first_position = first;
+  segment.wanted_position = first;
   segment.chunk = &chunk;
   return segment;
 }
@@ -82,6 +83,11 @@ struct Segment {
   return segment;
 }
 
+// A segment points to its chunk: a temporary would be gone before the prompt is.
+Segment cached_segment(const ChunkInfo&& chunk, Position first = kNextPosition) = delete;
+Segment cached_segment(const ChunkInfo&& chunk, std::int32_t offset, std::int32_t count,
+                       Position first = kNextPosition) = delete;
+
 [[nodiscard]] inline Segment resident_segment(std::span<const TokenId> tokens) {
   Segment segment;
   segment.kind = SegmentKind::resident;
@@ -98,7 +104,8 @@ class Prompt {
   // segment may leave a gap of positions before it but not step back. `max_position` is the model's last position.
   // The segments stay the caller's and must outlive the Prompt. Empty segments and an empty prompt are fine.
   // Errors name the segment: a position that overlaps or leaves the model's range, a cached segment without chunk or
-  // outside it, tokens that are not the chunk's, a resident segment behind another kind, more than 2^31 - 1 rows.
+  // outside it, a chunk whose own fields are wrong, tokens that are not the chunk's, a resident segment behind another
+  // kind, more than 2^31 - 1 rows.
   static Result<Prompt> make(std::span<Segment> segments, Position max_position);
 
   [[nodiscard]] std::span<const Segment> segments() const { return segments_; }
@@ -146,6 +153,9 @@ inline Status Prompt::check_cached(const Segment& segment, int index) {
     return invalid("range of tokens leaves its chunk");
   }
   if (chunk.first_position.value < 0) return invalid("chunk.first_position is negative");
+  if (chunk.first_position.value + chunk_size > std::int64_t{1} << 31) {
+    return invalid("chunk.first_position and tokens pass position 2^31 - 1");
+  }
   if (!chunk.scores.empty() && chunk.scores.size() != chunk.tokens.size()) {
     return invalid("chunk.scores must have one entry per token");
   }
@@ -182,7 +192,7 @@ inline bool computed_behind(const Segment& segment, std::span<const Segment> bef
 }  // namespace detail
 
 inline Result<Prompt> Prompt::make(std::span<Segment> segments, Position max_position) {
-  constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max();
+  constexpr std::int64_t kMaxRows = (std::numeric_limits<std::int32_t>::max)();
   Prompt prompt;
   std::int64_t rows = 0;
   std::int64_t next_position = 0;
@@ -197,7 +207,7 @@ inline Result<Prompt> Prompt::make(std::span<Segment> segments, Position max_pos
     if (segment.kind == SegmentKind::cached) KVBLEND_RETURN_IF_ERROR(check_cached(segment, index));
 
     const std::int64_t first =
-        segment.first_position == kNextPosition ? next_position : std::int64_t{segment.first_position.value};
+        segment.wanted_position == kNextPosition ? next_position : std::int64_t{segment.wanted_position.value};
     if (first < next_position) {
       return Status::error(StatusCode::invalid_argument,
                            "position %lld overlaps the segment before, which ends at %lld",

@@ -26,9 +26,8 @@ struct SelectorScratch {
 // When it chooses
 //   before_load, after_probe   at layer 0, before any row runs: candidates are all reused rows
 //   during_pass                at check_layer, between project and attend: every row ran the layers before it, and
-//   those
-//                              not kept stop here. 1 is best: at layer 0 keys and values depend on the token alone, and
-//                              later layers cost more and choose no better.
+//                              those not kept stop here. 1 is best: at layer 0 keys and values depend on the token
+//                              alone, and later layers cost more and choose no better.
 // and, where the budget narrows, again at later layers among the rows still kept.
 template <Score ScorePolicy, Budget BudgetPolicy>
 struct DeviationSelector {

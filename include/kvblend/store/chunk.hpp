@@ -25,6 +25,8 @@ namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 class Chunk {
  public:
   Chunk() = default;
+  Chunk(Chunk&&) = default;
+  Chunk& operator=(Chunk&&) = default;
 
   // All keys, values and scores are 0. Scores exist if the identity names a recipe for them. Errors: an invalid
   // identity; StatusCode::insufficient_space if the system has not enough memory.
@@ -128,7 +130,7 @@ inline Result<Chunk> Chunk::allocate(ChunkIdentity identity) {
     }
   }
   if (!chunk.identity_.recipe.empty()) chunk.scores_.resize(chunk.identity_.tokens.size());
-  return chunk;
+  return Result<Chunk>(std::move(chunk));  // spelled out for nvcc, which would copy
 }
 
 namespace detail {

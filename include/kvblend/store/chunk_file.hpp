@@ -167,7 +167,7 @@ inline Result<FileReader> FileReader::open(const std::string& path) {
   SafetensorsHeader header;
   if (const Status status = reader.read_header(header); !status.ok()) return reader.in_file(status);
   if (const Status status = reader.read_all(header); !status.ok()) return reader.in_file(status);
-  return reader;
+  return Result<FileReader>(std::move(reader));  // spelled out for nvcc, which would copy
 }
 
 inline Result<FileReader> FileReader::open(const std::string& path, const ChunkIdentity& wanted) {

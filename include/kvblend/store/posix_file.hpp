@@ -139,7 +139,7 @@ inline Result<PosixFile> PosixFile::open_for_reading(const std::string& path) {
   if (!S_ISREG(info.st_mode)) {
     return Status::error(StatusCode::invalid_argument, "is not a regular file").at("%s", detail::tail_of(path));
   }
-  return file;
+  return Result<PosixFile>(std::move(file));  // spelled out for nvcc, which would copy
 }
 
 inline Result<std::int64_t> PosixFile::size() const {
@@ -199,7 +199,7 @@ inline Result<ReplacementFile> ReplacementFile::create(const std::string& path) 
   replacement.file_ = PosixFile(descriptor);
   replacement.path_ = path;
   replacement.temporary_ = std::move(temporary);
-  return replacement;
+  return Result<ReplacementFile>(std::move(replacement));  // spelled out for nvcc, which would copy
 }
 
 inline Status ReplacementFile::commit() {

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Whether loading hides behind recompute: a store throttled so that loading a layer takes 0.5, 1 and 2 times its
+// recompute at 15 %, the TTFT that comes out of it, and the planner's ratio against the best of a sweep.
+#include "workload.hpp"
+
+#include <cmath>
+#include <cstdio>
+#include <deque>
+#include <vector>
+
+namespace {
+
+using namespace bench;
+
+using Selector = DeviationSelector<FirstK, RatioBudget>;
+constexpr std::int32_t kStagingLayers = 4;
+
+Selector at_ratio(double ratio) { return Selector(FirstK{}, RatioBudget{ratio}); }
+
+// Readers of the chunks in memory, behind one link.
+struct ThrottledStore {
+  Link<> link;
+  std::deque<MemoryReader> readers;
+  std::deque<ThrottledReader<MemoryReader>> throttled;
+  std::vector<ChunkSource> sources;
+
+  ThrottledStore(const Workload& work, double bandwidth) : link(bandwidth, 0) {
+    for (const ChunkHandle& chunk : work.chunks) {
+      readers.emplace_back(chunk);
+      throttled.emplace_back(readers.back(), link);
+      sources.emplace_back(ChunkReaderRef(throttled.back()));
+    }
+    sources.emplace_back();
+  }
+};
+
+struct Timing {
+  double ttft_s = 0;
+  double recompute_s = 0;  // everything but waiting for layers
+};
+
+// Median over the repeats.
+Timing measure(Workload& work, const std::vector<ChunkSource>& sources, double ratio, int repeats) {
+  std::vector<double> ttft, recompute;
+  for (int i = 0; i < repeats; ++i) {
+    BlendReport report;
+    ttft.push_back(work.blend(at_ratio(ratio), sources, kStagingLayers, report));
+    recompute.push_back(ttft.back() - report.fusor.load_s);
+  }
+  return {median(ttft), median(recompute)};
+}
+
+// The engine's layer time for rows spread over a context, measured on the blend's own path.
+LinearCostModel calibrate_cost(Workload& work) {
+  const auto layer_time = [&work](std::int32_t rows, std::int32_t context) -> Result<double> {
+    std::array<Segment, 1> segments = {fresh_segment(std::span(work.all).first(static_cast<std::size_t>(context)))};
+    const Result<Prompt> prompt = Prompt::make(segments, Position(work.model->config().context - 1));
+    KVBLEND_RETURN_IF_ERROR(prompt.status);
+    std::vector<Row> active;
+    std::vector<ActiveIndex> kept;
+    for (std::int64_t i = 0; i < rows; ++i) {
+      active.emplace_back(static_cast<std::int32_t>((i + 1) * context / rows - 1));
+      kept.emplace_back(static_cast<std::int32_t>(i));
+    }
+    work.engine->clear();
+    KVBLEND_RETURN_IF_ERROR(work.engine->begin(prompt.value));
+    KVBLEND_RETURN_IF_ERROR(work.engine->embed(active));
+    const auto start = std::chrono::steady_clock::now();
+    KVBLEND_RETURN_IF_ERROR(work.engine->project(1, active));
+    KVBLEND_RETURN_IF_ERROR(work.engine->attend(1, active, kept));
+    const double seconds = seconds_since(start);
+    work.engine->abort();
+    return seconds;
+  };
+  CalibrationOptions options;
+  options.max_context = work.prompt.rows();
+  const Result<CostFit> fit = calibrate(layer_time, options);
+  require(fit.status);
+  return fit.value.model;
+}
+
+double planned_ratio(const Workload& work, const LinearCostModel& cost, double bandwidth) {
+  const std::array<Tier, 1> tiers = {Tier("throttled", bandwidth)};
+  std::vector<TierMask> held_in(work.segments.size(), 1);
+  held_in.back() = 0;
+  std::vector<SegmentPlan> segment_plans(work.segments.size());
+  std::vector<LayerPlan> layer_plans(static_cast<std::size_t>(work.identity.layers));
+  PlannerOptions options;
+  options.staging_layers = kStagingLayers;
+  const RecomputePlanner<LinearCostModel> planner(cost, options);
+  const UniformBytes bytes(std::int64_t{2} * work.identity.kv_heads * work.identity.head_dim * 4);
+  const Result<Plan> plan = planner.plan({work.prompt, tiers, held_in}, bytes, {segment_plans, layer_plans});
+  require(plan.status);
+  return plan.value.ratio;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Layer-wise loading behind recompute, and the planner's ratio");
+  const Options options = parse(app, argc, argv);
+  Workload work(options);
+  const double full_s = work.full_prefill();
+  const auto layers = static_cast<double>(work.identity.layers);
+  double bytes = 0;
+  for (const ChunkHandle& chunk : work.chunks) bytes += static_cast<double>(total_bytes(chunk->identity()));
+
+  const LinearCostModel cost = calibrate_cost(work);
+  const Timing unthrottled = measure(work, work.sources(), 0.15, options.repeats);
+  std::printf("%s, item %d, %d tokens, %d reused, %d threads, selector first_k, full prefill %.3f s\n",
+              work.identity.name.c_str(), options.item, work.prompt.rows(), work.prompt.reused_rows(), options.threads,
+              full_s);
+  std::printf("recompute at ratio 0.15 from memory: %.3f s in all\n", unthrottled.recompute_s);
+  nlohmann::ordered_json json = {
+      {"model", work.identity.name}, {"tokens", work.prompt.rows()}, {"recompute_s", unthrottled.recompute_s}};
+  for (const double factor : {0.5, 1.0, 2.0}) {
+    const double load_s = factor * unthrottled.recompute_s;
+    const double bandwidth = bytes / load_s;
+    ThrottledStore store(work, bandwidth);
+    const Timing timing = measure(work, store.sources, 0.15, options.repeats);
+    const double bound = 1.15 * std::max(load_s, unthrottled.recompute_s) + load_s / layers;
+    std::printf("\nloading a layer takes %.1fx its recompute: %.1f MB/s, %.3f s in all\n", factor, bandwidth * 1e-6,
+                load_s);
+    std::printf("  TTFT %.3f s, bound 1.15 max(load, recompute) + first layer = %.3f s: %s\n", timing.ttft_s, bound,
+                timing.ttft_s <= bound ? "within" : "ABOVE");
+
+    // The best ratio is the highest that costs no time: TTFT stays where loading alone (or r_min) puts it.
+    const double planned = planned_ratio(work, cost, bandwidth);
+    std::printf("  ratio  TTFT\n");
+    double best = 0.15;
+    double shortest = 0;
+    nlohmann::ordered_json sweep;
+    for (double ratio = 0.15; ratio <= 0.6; ratio *= 1.06) {
+      const Timing at = measure(work, store.sources, ratio, options.repeats);
+      if (shortest == 0 || at.ttft_s < shortest) shortest = at.ttft_s;
+      if (at.ttft_s <= 1.03 * shortest) best = ratio;
+      std::printf("  %.3f  %.3f s\n", ratio, at.ttft_s);
+      sweep.push_back({{"ratio", ratio}, {"ttft_s", at.ttft_s}});
+      if (at.ttft_s > 1.25 * shortest) break;
+    }
+    std::printf("  planner's ratio %.3f, best of the sweep %.3f: %+.1f %%\n", planned, best,
+                100 * (planned / best - 1));
+    json["runs"].push_back({{"load_over_recompute", factor},
+                            {"bandwidth", bandwidth},
+                            {"load_s", load_s},
+                            {"ttft_s", timing.ttft_s},
+                            {"bound_s", bound},
+                            {"planned_ratio", planned},
+                            {"best_ratio", best},
+                            {"sweep", sweep}});
+  }
+  write(options, json);
+  return 0;
+}

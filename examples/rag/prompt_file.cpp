@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include <rag/prompt_file.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+namespace rag {
+
+using kvblend::Result;
+using kvblend::Status;
+using kvblend::StatusCode;
+
+namespace {
+
+Status wrong(const std::string& key, const char* what) {
+  return Status::error(StatusCode::invalid_argument, "%s", what).at("%.60s", key.c_str());
+}
+
+Status read_texts(const nlohmann::json& object, const std::string& key, const std::string& where,
+                  std::vector<std::string>& out) {
+  const auto found = object.find(key);
+  if (found == object.end()) return wrong(where + key, "is missing");
+  if (!found->is_array()) return wrong(where + key, "is not a list");
+  for (std::size_t i = 0; i < found->size(); ++i) {
+    if (!(*found)[i].is_string()) return wrong(where + key + "[" + std::to_string(i) + "]", "is not a text");
+    out.push_back((*found)[i].get<std::string>());
+  }
+  return {};
+}
+
+Status read_text(const nlohmann::json& object, const std::string& key, const std::string& where, std::string& out) {
+  const auto found = object.find(key);
+  if (found == object.end()) return wrong(where + key, "is missing");
+  if (!found->is_string()) return wrong(where + key, "is not a text");
+  out = found->get<std::string>();
+  return {};
+}
+
+Status read_item(const nlohmann::json& json, const std::string& where, Item& item) {
+  if (!json.is_object()) return wrong(where, "is not an object");
+  KVBLEND_RETURN_IF_ERROR(read_text(json, "question", where + ".", item.question));
+  KVBLEND_RETURN_IF_ERROR(read_texts(json, "passages", where + ".", item.passages));
+  if (json.contains("answers")) KVBLEND_RETURN_IF_ERROR(read_texts(json, "answers", where + ".", item.answers));
+  if (item.passages.empty()) return wrong(where + ".passages", "is empty");
+  return {};
+}
+
+Status read(const nlohmann::json& json, PromptFile& file) {
+  if (json.is_discarded()) return wrong("prompt file", "is not JSON");
+  if (!json.is_object()) return wrong("prompt file", "is not an object");
+  KVBLEND_RETURN_IF_ERROR(read_text(json, "instructions", "", file.instructions));
+  const auto items = json.find("items");
+  if (items == json.end() || !items->is_array()) return wrong("items", "is missing or not a list");
+  if (items->empty()) return wrong("items", "is empty");
+  for (std::size_t i = 0; i < items->size(); ++i) {
+    KVBLEND_RETURN_IF_ERROR(read_item((*items)[i], "items[" + std::to_string(i) + "]", file.items.emplace_back()));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<PromptFile> read_prompt_file(const std::string& path) {
+  std::ifstream stream(path, std::ios::binary);
+  stream.peek();  // a directory opens, but cannot be read
+  if (!stream) {
+    return Status::error(StatusCode::io_error, "cannot read the prompt file %.150s", path.c_str()).at("prompt");
+  }
+  PromptFile file;
+  const Status status = read(nlohmann::json::parse(stream, nullptr, false), file);
+  if (!status.ok()) {
+    return Status::error(status.code(), "%s: %s, in %.100s", status.where(), status.message(), path.c_str())
+        .at("prompt");
+  }
+  return file;
+}
+
+}  // namespace rag

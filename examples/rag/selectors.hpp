@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Selectors by name: the demo chooses one at run time, the library wants a type.
+#pragma once
+
+#include <kvblend/kvblend.hpp>
+
+#include <string>
+
+namespace rag {
+
+// Calls body(score) with the score policy of that name. Body returns the same type for all.
+template <class Body>
+auto with_score(const std::string& name, Body&& body) {
+  if (name == "first_k") return body(kvblend::FirstK{});
+  if (name == "random") return body(kvblend::RandomScore{});
+  if (name == "key_deviation") return body(kvblend::KeyDeviation{});
+  if (name == "value_deviation") return body(kvblend::ValueDeviation{});
+  if (name == "attention_mass") return body(kvblend::AttentionMass{});
+  return body(kvblend::KeyValueDeviation{});
+}
+
+inline kvblend::ScoreTiming timing_of(const std::string& name) {
+  return with_score(name, [](auto score) { return decltype(score)::timing; });
+}
+
+// Calls body(selector) with that score and a flat or gradual budget of `ratio`.
+template <class Body>
+auto with_selector(const std::string& name, const std::string& schedule, double ratio, Body&& body) {
+  return with_score(name, [&](auto score) {
+    using Score = decltype(score);
+    if (schedule == "gradual") {
+      kvblend::GradualBudget budget;
+      budget.ratio = ratio;
+      return body(kvblend::DeviationSelector<Score, kvblend::GradualBudget>(score, budget));
+    }
+    return body(kvblend::DeviationSelector<Score, kvblend::RatioBudget>(score, kvblend::RatioBudget{ratio}));
+  });
+}
+
+}  // namespace rag

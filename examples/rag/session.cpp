@@ -1,0 +1,440 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include <rag/session.hpp>
+
+#include <rag/selectors.hpp>
+
+#include <eigen_engine/gguf_loader.hpp>
+#include <kvblend/eigen.hpp>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <span>
+#include <utility>
+
+namespace rag {
+
+using namespace kvblend;
+using eigen_engine::Engine;
+using eigen_engine::Wanted;
+
+namespace {
+
+constexpr std::int32_t kStagingLayers = 4;  // layers the loader may be ahead
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+TokenId most_likely(std::span<const float> logits) {
+  return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+// Kullback-Leibler divergence of softmax(got) from softmax(truth), in nats.
+double divergence(const std::vector<float>& truth, const std::vector<float>& got) {
+  const auto log_sum = [](const std::vector<float>& logits) {
+    const double largest = *std::max_element(logits.begin(), logits.end());
+    double sum = 0;
+    for (const float logit : logits) sum += std::exp(logit - largest);
+    return largest + std::log(sum);
+  };
+  const double truth_sum = log_sum(truth);
+  const double got_sum = log_sum(got);
+  double kl = 0;
+  for (std::size_t i = 0; i < truth.size(); ++i) {
+    const double log_p = truth[i] - truth_sum;
+    kl += std::exp(log_p) * (log_p - (got[i] - got_sum));
+  }
+  return kl;
+}
+
+// Runs one layer of the engine for rows spread evenly over a context, for the planner's calibration.
+struct LayerTime {
+  Engine& engine;
+  std::span<const TokenId> tokens;  // any, as many as the longest context
+
+  Result<double> operator()(std::int32_t rows, std::int32_t context) const {
+    std::array<Segment, 1> segments = {fresh_segment(tokens.first(static_cast<std::size_t>(context)))};
+    const Result<Prompt> prompt = Prompt::make(segments, Position(engine.config().context - 1));
+    KVBLEND_RETURN_IF_ERROR(prompt.status);
+    std::vector<Row> active;
+    std::vector<ActiveIndex> kept;
+    for (std::int64_t i = 0; i < rows; ++i) {
+      active.emplace_back(static_cast<std::int32_t>((i + 1) * context / rows - 1));
+      kept.emplace_back(static_cast<std::int32_t>(i));
+    }
+    const std::int32_t layer = engine.layers() / 2;
+    engine.clear();
+    KVBLEND_RETURN_IF_ERROR(engine.begin(prompt.value));
+    KVBLEND_RETURN_IF_ERROR(engine.embed(active));
+    const auto start = std::chrono::steady_clock::now();
+    KVBLEND_RETURN_IF_ERROR(engine.project(layer, active));
+    KVBLEND_RETURN_IF_ERROR(engine.attend(layer, active, kept));
+    const double seconds = seconds_since(start);
+    engine.abort();
+    return seconds;
+  }
+};
+
+}  // namespace
+
+std::vector<std::string> selector_names() {
+  return {"key_value_deviation", "key_deviation", "value_deviation", "attention_mass", "first_k", "random"};
+}
+
+Result<std::unique_ptr<Session>> Session::open(const Options& options) {
+  auto model = eigen_engine::load_gguf(options.model.c_str());
+  if (!model.ok()) return model.status;
+  auto tokenizer = eigen_engine::Tokenizer::load(options.model.c_str());
+  if (!tokenizer.ok()) return tokenizer.status;
+  std::unique_ptr<Session> session(new Session(options, std::move(model.value), std::move(tokenizer.value)));
+
+  const eigen_engine::ModelConfig& config = session->model_.config();
+  session->identity_.name = options.model.substr(options.model.find_last_of('/') + 1);
+  session->identity_.fingerprint = config.architecture;
+  session->identity_.dtype = DType::f32;
+  session->identity_.layers = config.layers;
+  session->identity_.kv_heads = config.kv_heads;
+  session->identity_.head_dim = config.head_dim;
+  if (options.store == "file") {
+    auto tier = FileTier<>::open(options.store_directory);
+    if (!tier.ok()) return tier.status;
+    session->file_tier_ = std::move(tier.value);
+  }
+  return session;
+}
+
+Status Session::tokenize(const PromptFile& file, std::vector<TokenizedItem>& items) const {
+  // The chat template around the parts, cut at markers that no template touches.
+  const std::string marker = "\x1fpassages\x1f";
+  std::string before = file.instructions + "\n\n";
+  std::string behind = "\nAnswer:";
+  const std::array<eigen_engine::ChatMessage, 2> messages = {{{"system", file.instructions}, {"user", marker}}};
+  if (const auto text = tokenizer_.chat(messages, true); text.ok()) {
+    const std::size_t at = text.value.find(marker);
+    if (at != std::string::npos) {
+      before = text.value.substr(0, at);
+      behind = text.value.substr(at + marker.size());
+    }
+  }
+  for (const Item& item : file.items) {
+    TokenizedItem out;
+    auto tokens = tokenizer_.tokenize(before, true, true);
+    KVBLEND_RETURN_IF_ERROR(tokens.status);
+    out.reusable.push_back(std::move(tokens.value));
+    for (const std::string& passage : item.passages) {
+      tokens = tokenizer_.tokenize(passage + "\n\n", false, false);
+      KVBLEND_RETURN_IF_ERROR(tokens.status);
+      out.reusable.push_back(std::move(tokens.value));
+    }
+    tokens = tokenizer_.tokenize("Question: " + item.question, false, false);
+    KVBLEND_RETURN_IF_ERROR(tokens.status);
+    out.question = std::move(tokens.value);
+    tokens = tokenizer_.tokenize(behind, false, true);
+    KVBLEND_RETURN_IF_ERROR(tokens.status);
+    out.question.insert(out.question.end(), tokens.value.begin(), tokens.value.end());
+    for (const auto& part : out.reusable) out.all.insert(out.all.end(), part.begin(), part.end());
+    out.all.insert(out.all.end(), out.question.begin(), out.question.end());
+    const auto needed = static_cast<std::int64_t>(out.all.size()) + options_.answer_tokens;
+    if (needed > model_.config().context) {
+      return Status::error(StatusCode::out_of_range, "needs %lld positions with its answer, the model has %d",
+                           static_cast<long long>(needed), model_.config().context)
+          .at("items[%zu]", items.size());
+    }
+    items.push_back(std::move(out));
+  }
+  return {};
+}
+
+ChunkIdentity Session::identity_of(const std::vector<TokenId>& tokens) const {
+  ChunkIdentity identity;
+  identity.model = identity_;
+  for (std::int32_t layer = 0; layer < identity_.layers; ++layer) identity.add_layer_rope(model_.rope(layer));
+  identity.tokens = tokens;
+  return identity;
+}
+
+// Prefills a part alone, from position 0, and stores its KV.
+Status Session::store_chunk(const std::vector<TokenId>& tokens) {
+  engine_->clear();
+  KVBLEND_RETURN_IF_ERROR(engine_->prefill(tokens, Wanted::none));
+  auto chunk = Chunk::allocate(identity_of(tokens));
+  KVBLEND_RETURN_IF_ERROR(chunk.status);
+  for (std::int32_t layer = 0; layer < identity_.layers; ++layer) {
+    KVBLEND_RETURN_IF_ERROR(
+        import_rows<F32Codec>(chunk.value, layer, engine_->keys(layer), engine_->values(layer), 0, 0, engine_->rows()));
+  }
+  if (options_.store == "file") return file_tier_.insert(chunk.value);
+  return memory_tier_.insert(share(std::move(chunk.value)));
+}
+
+Status Session::calibrate(const std::vector<TokenizedItem>& items) {
+  const auto& longest = *std::max_element(items.begin(), items.end(),
+                                          [](const auto& a, const auto& b) { return a.all.size() < b.all.size(); });
+  CalibrationOptions options;
+  options.max_context = static_cast<std::int32_t>(std::max<std::size_t>(longest.all.size(), 64));
+  std::vector<TokenId> tokens = longest.all;
+  tokens.resize(static_cast<std::size_t>(options.max_context), tokens.front());
+  const Result<CostFit> fit = kvblend::calibrate(LayerTime{*engine_, tokens}, options);
+  KVBLEND_RETURN_IF_ERROR(fit.status);
+  cost_ = fit.value.model;
+
+  if (options_.store == "file") {
+    auto reader = file_tier_.find(identity_of(longest.reusable.back()));
+    KVBLEND_RETURN_IF_ERROR(reader.status);
+    std::vector<std::byte> layer(static_cast<std::size_t>(layer_bytes(reader.value.identity())));
+    const auto start = std::chrono::steady_clock::now();
+    for (std::int32_t i = 0; i < identity_.layers; ++i) KVBLEND_RETURN_IF_ERROR(reader.value.read_layer(i, layer));
+    file_bandwidth_ = static_cast<double>(total_bytes(reader.value.identity())) / seconds_since(start);
+  }
+  return {};
+}
+
+Status Session::run(const PromptFile& file, Report& report) {
+  std::vector<TokenizedItem> items;
+  KVBLEND_RETURN_IF_ERROR(tokenize(file, items));
+  report.model = identity_.name;
+  report.threads = options_.threads;
+  int parts = 0;
+  for (const TokenizedItem& item : items) {
+    report.tokens = std::max(report.tokens, static_cast<std::int32_t>(item.all.size()));
+    parts += static_cast<int>(item.reusable.size());
+  }
+  engine_ = std::make_unique<Engine>(model_, std::max(report.tokens, 64) + options_.answer_tokens, pool_);
+
+  Progress progress(parts + 1 + static_cast<int>(items.size()) * (4 * options_.repeats + 4));
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    for (std::size_t part = 0; part < items[i].reusable.size(); ++part) {
+      progress.step("item " + std::to_string(i + 1) + ": storing part " + std::to_string(part + 1));
+      KVBLEND_RETURN_IF_ERROR(store_chunk(items[i].reusable[part]));
+    }
+  }
+  progress.step("measuring the engine for the planner");
+  KVBLEND_RETURN_IF_ERROR(calibrate(items));
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const std::size_t first = report.runs.size();
+    KVBLEND_RETURN_IF_ERROR(run_item(items[i], progress, "item " + std::to_string(i + 1), report));
+    for (std::size_t r = first; r < report.runs.size(); ++r) report.runs[r].item = static_cast<std::int32_t>(i + 1);
+  }
+  return {};
+}
+
+Status Session::run_item(const TokenizedItem& item, Progress& progress, const std::string& label, Report& report) {
+  const std::array<const char*, 4> modes = {"full", "prefix", "reuse", "blend"};
+  std::array<std::vector<Run>, 4> runs;
+  std::array<std::vector<float>, 4> logits;
+  // The modes take turns, so that a busy moment of the machine does not fall on one of them alone.
+  for (std::int32_t repeat = 0; repeat < options_.repeats; ++repeat) {
+    for (std::size_t m = 0; m < modes.size(); ++m) {
+      progress.step(label + ": " + modes[m] + ", run " + std::to_string(repeat + 1));
+      Run run;
+      run.mode = modes[m];
+      run.tokens = static_cast<std::int32_t>(item.all.size());
+      KVBLEND_RETURN_IF_ERROR(run_mode(item, run, logits[m]));
+      runs[m].push_back(run);
+    }
+  }
+  Reference reference;
+  for (std::size_t m = 0; m < modes.size(); ++m) {
+    progress.step(label + ": answer by " + modes[m]);
+    const auto middle = runs[m].begin() + static_cast<std::ptrdiff_t>(runs[m].size() / 2);
+    std::nth_element(runs[m].begin(), middle, runs[m].end(),
+                     [](const Run& a, const Run& b) { return a.ttft_s < b.ttft_s; });
+    Run run = *middle;
+    std::vector<float> first;
+    Run again = run;  // fills the cache as this mode does; its times are not counted
+    KVBLEND_RETURN_IF_ERROR(run_mode(item, again, first));
+    Reference own;
+    KVBLEND_RETURN_IF_ERROR(answer_freely(first, own));
+    if (m == 0) reference = own;
+    auto text = tokenizer_.detokenize(own.answer);
+    KVBLEND_RETURN_IF_ERROR(text.status);
+    run.answer = text.value;
+    KVBLEND_RETURN_IF_ERROR(engine_->truncate(run.tokens));
+    KVBLEND_RETURN_IF_ERROR(judge(reference, first, run));
+    report.runs.push_back(run);
+  }
+  return {};
+}
+
+Status Session::run_mode(const TokenizedItem& item, Run& run, std::vector<float>& logits) {
+  logits.resize(static_cast<std::size_t>(model_.config().vocabulary));
+  engine_->clear();
+  run.load_s = run.shift_s = run.score_s = run.select_s = run.merge_s = run.recompute_s = 0;
+  run.selector = "none";
+  const auto start = std::chrono::steady_clock::now();
+  if (run.mode == "full") {
+    KVBLEND_RETURN_IF_ERROR(full_recompute(item, run, logits));
+  } else if (run.mode == "prefix") {
+    KVBLEND_RETURN_IF_ERROR(reuse(item, 1, 0.0, run, logits));
+    run.ratio = 1;  // nothing behind the prefix is reused
+  } else if (run.mode == "reuse") {
+    KVBLEND_RETURN_IF_ERROR(reuse(item, item.reusable.size(), 0.0, run, logits));
+  } else if (options_.ratio) {
+    KVBLEND_RETURN_IF_ERROR(reuse(item, item.reusable.size(), *options_.ratio, run, logits));
+  } else {
+    KVBLEND_RETURN_IF_ERROR(planned(item, run, logits));
+  }
+  run.ttft_s = seconds_since(start);
+  return {};
+}
+
+Status Session::full_recompute(const TokenizedItem& item, Run& run, std::vector<float>& logits) {
+  const auto start = std::chrono::steady_clock::now();
+  run.ratio = 1;
+  run.rows_recomputed = 0;
+  KVBLEND_RETURN_IF_ERROR(engine_->prefill(item.all));
+  KVBLEND_RETURN_IF_ERROR(engine_->logits(logits));
+  run.recompute_s = seconds_since(start);
+  return {};
+}
+
+Status Session::look_up(const TokenizedItem& item, std::size_t cached, Request& request) {
+  const std::size_t parts = item.reusable.size();
+  // Segments and sources point into these.
+  request.infos.reserve(parts);
+  request.readers.reserve(parts);
+  for (std::size_t i = 0; i < parts; ++i) {
+    if (i >= cached) {
+      request.segments.push_back(fresh_segment(item.reusable[i]));
+      request.sources.emplace_back();
+      continue;
+    }
+    const ChunkIdentity identity = identity_of(item.reusable[i]);
+    if (options_.store == "file") {
+      auto reader = file_tier_.find(identity);
+      if (!reader.ok()) return reader.status;
+      request.readers.push_back(std::move(reader.value));
+      request.infos.push_back(request.readers.back().info());
+      request.sources.emplace_back(ChunkReaderRef(request.readers.back()));
+    } else {
+      ChunkHandle chunk = memory_tier_.find(identity);
+      if (chunk == nullptr) {
+        return Status::error(StatusCode::not_found, "is not in the memory tier any more").at("part %zu", i);
+      }
+      request.infos.push_back(chunk->info());
+      request.sources.emplace_back(std::move(chunk));
+    }
+    request.segments.push_back(cached_segment(request.infos.back()));
+  }
+  request.segments.push_back(fresh_segment(item.question));
+  request.sources.emplace_back();
+  auto prompt = Prompt::make(request.segments, Position(model_.config().context - 1));
+  request.prompt = prompt.value;
+  return prompt.status;
+}
+
+template <class Selector>
+Status Session::blend_with(const Selector& selector, Request& request, Run& run, std::vector<float>& logits) {
+  using Backend = EigenBackend<eigen_engine::PoolExecutor>;
+  const Prompt& prompt = request.prompt;
+  LayerwiseLoader<F32Codec> loader;
+  const std::int64_t staging = loader.staging_bytes(prompt, request.sources, kStagingLayers);
+  if (static_cast<std::int64_t>(staging_.size()) < staging) staging_.resize(static_cast<std::size_t>(staging));
+  KVBLEND_RETURN_IF_ERROR(loader.open(identity_, prompt, request.sources, kStagingLayers, staging_));
+  KVBLEND_RETURN_IF_ERROR(loader.start());
+
+  LayerwiseFusor<Selector, Backend> fusor(selector, Backend(eigen_engine::PoolExecutor(pool_)));
+  const std::size_t bytes = fusor.workspace_bytes(prompt, identity_.head_dim);
+  if (workspace_.size() < bytes) workspace_.resize(bytes);
+  const std::array<Row, 1> outputs = {Row(prompt.rows() - 1)};
+  BlendReport report;
+  KVBLEND_RETURN_IF_ERROR(blend(*engine_, loader, fusor, prompt, outputs, workspace_, &report));
+  const auto start = std::chrono::steady_clock::now();
+  KVBLEND_RETURN_IF_ERROR(engine_->logits(logits));
+
+  run.load_s = report.fusor.load_s;
+  run.shift_s = report.fusor.shift_s;
+  run.score_s = report.fusor.score_s;
+  run.select_s = report.fusor.select_s;
+  run.merge_s = report.fusor.merge_s;
+  run.recompute_s = report.host_s + seconds_since(start);
+  run.rows_recomputed = report.fusor.rows_selected;
+  return {};
+}
+
+Status Session::reuse(const TokenizedItem& item, std::size_t cached, double ratio, Run& run,
+                      std::vector<float>& logits) {
+  Request request;
+  KVBLEND_RETURN_IF_ERROR(look_up(item, cached, request));
+  run.ratio = ratio;
+  if (ratio > 0) run.selector = options_.selector;
+  return with_selector(options_.selector, options_.schedule, ratio,
+                       [&](const auto& selector) { return blend_with(selector, request, run, logits); });
+}
+
+// Asks the planner, and does what it says.
+Status Session::planned(const TokenizedItem& item, Run& run, std::vector<float>& logits) {
+  Request request;
+  KVBLEND_RETURN_IF_ERROR(look_up(item, item.reusable.size(), request));
+  const std::array<Tier, 1> tiers = {options_.store == "file"
+                                         ? Tier("file", file_bandwidth_)
+                                         : Tier("memory", std::numeric_limits<double>::infinity(), 0, true)};
+  std::vector<TierMask> held_in;
+  for (const Segment& segment : request.segments) held_in.push_back(segment.kind == SegmentKind::cached ? 1 : 0);
+  std::vector<SegmentPlan> segment_plans(request.segments.size());
+  std::vector<LayerPlan> layer_plans(static_cast<std::size_t>(identity_.layers));
+  PlannerOptions planner_options;
+  planner_options.timing = timing_of(options_.selector);
+  planner_options.staging_layers = kStagingLayers;
+  const RecomputePlanner<LinearCostModel> planner(cost_, planner_options);
+  const UniformBytes bytes(std::int64_t{2} * identity_.kv_heads * identity_.head_dim * value_bytes(identity_.dtype));
+  const Result<Plan> plan = planner.plan({request.prompt, tiers, held_in}, bytes, {segment_plans, layer_plans});
+  KVBLEND_RETURN_IF_ERROR(plan.status);
+  if (options_.print_plan) {
+    std::array<char, 8192> text;
+    print(plan.value, text);
+    std::fprintf(stderr, "\n%s", text.data());
+    options_.print_plan = false;
+  }
+  switch (plan.value.mode) {
+    case PlanMode::nothing:
+    case PlanMode::full_recompute: return full_recompute(item, run, logits);
+    case PlanMode::prefix: return reuse(item, 1, 0.0, run, logits);
+    case PlanMode::reuse:
+    case PlanMode::blend: break;
+  }
+  run.ratio = plan.value.ratio;
+  run.selector = options_.selector;
+  return with_selector(options_.selector, options_.schedule, run.ratio,
+                       [&](const auto& selector) { return blend_with(selector, request, run, logits); });
+}
+
+// Greedy, from the logits of the prompt's last row on; ends with the model's end token.
+Status Session::answer_freely(const std::vector<float>& first, Reference& out) {
+  std::vector<float> logits = first;
+  for (std::int32_t i = 0; i < options_.answer_tokens; ++i) {
+    out.logits.push_back(logits);
+    out.answer.push_back(most_likely(logits));
+    if (tokenizer_.is_end(out.answer.back())) break;
+    if (i + 1 == options_.answer_tokens) break;
+    KVBLEND_RETURN_IF_ERROR(engine_->decode(out.answer.back()));
+    KVBLEND_RETURN_IF_ERROR(engine_->logits(logits));
+  }
+  return {};
+}
+
+// Feeds the reference answer to the cache as it is and compares the predictions at each of its tokens.
+Status Session::judge(const Reference& reference, const std::vector<float>& first, Run& run) {
+  const auto vocabulary = static_cast<std::size_t>(model_.config().vocabulary);
+  const std::size_t count = reference.answer.size();
+  std::vector<float> rest((count - 1) * vocabulary);
+  if (count > 1) {
+    KVBLEND_RETURN_IF_ERROR(engine_->prefill(std::span(reference.answer).first(count - 1), Wanted::all));
+    KVBLEND_RETURN_IF_ERROR(engine_->logits(rest));
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    std::vector<float> got = first;
+    if (i > 0) std::copy_n(rest.begin() + static_cast<std::ptrdiff_t>((i - 1) * vocabulary), vocabulary, got.begin());
+    run.kl_vs_full += divergence(reference.logits[i], got);
+    run.top1_agreement += most_likely(reference.logits[i]) == most_likely(got) ? 1 : 0;
+  }
+  run.kl_vs_full /= static_cast<double>(count);
+  run.top1_agreement /= static_cast<double>(count);
+  return {};
+}
+
+}  // namespace rag

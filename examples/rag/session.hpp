@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Session: a model, a store and the four ways to answer from passages. This is where kvblend's parts meet an engine.
+#pragma once
+
+#include <rag/prompt_file.hpp>
+#include <rag/report.hpp>
+
+#include <eigen_engine/engine.hpp>
+#include <eigen_engine/model.hpp>
+#include <eigen_engine/thread_pool.hpp>
+#include <eigen_engine/tokenizer.hpp>
+#include <kvblend/kvblend.hpp>
+#include <kvblend/store.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace rag {
+
+struct Options {
+  std::string model;            // GGUF file
+  std::optional<double> ratio;  // empty: the planner's
+  std::string selector = "key_value_deviation";
+  std::string schedule = "flat";  // or gradual
+  std::string store = "memory";   // or file
+  std::string store_directory;
+  std::int32_t threads = 2;
+  std::int32_t repeats = 3;
+  std::int32_t answer_tokens = 24;
+  bool print_plan = false;
+};
+
+// The selectors by name, in the order --help lists them.
+std::vector<std::string> selector_names();
+
+class Session {
+ public:
+  // Loads the model and its tokenizer. Errors are one line that names the file or option.
+  static kvblend::Result<std::unique_ptr<Session>> open(const Options& options);
+
+  // Answers every item in every mode.
+  kvblend::Status run(const PromptFile& file, Report& report);
+
+ private:
+  struct TokenizedItem {
+    std::vector<std::vector<kvblend::TokenId>> reusable;  // instructions, then the passages
+    std::vector<kvblend::TokenId> question;
+    std::vector<kvblend::TokenId> all;
+  };
+  // Logits at each token of the full-recompute answer, and that answer.
+  struct Reference {
+    std::vector<kvblend::TokenId> answer;
+    std::vector<std::vector<float>> logits;
+  };
+  // The prompt as the library sees it, with whatever its segments point to.
+  struct Request {
+    std::vector<kvblend::FileReader> readers;
+    std::vector<kvblend::ChunkInfo> infos;
+    std::vector<kvblend::ChunkSource> sources;
+    std::vector<kvblend::Segment> segments;
+    kvblend::Prompt prompt;
+  };
+
+  Session(const Options& options, eigen_engine::Model model, eigen_engine::Tokenizer tokenizer)
+      : options_(options),
+        model_(std::move(model)),
+        tokenizer_(std::move(tokenizer)),
+        pool_(options.threads),
+        memory_tier_(std::int64_t{8} << 30) {}
+
+  kvblend::Status tokenize(const PromptFile& file, std::vector<TokenizedItem>& items) const;
+  [[nodiscard]] kvblend::ChunkIdentity identity_of(const std::vector<kvblend::TokenId>& tokens) const;
+  kvblend::Status store_chunk(const std::vector<kvblend::TokenId>& tokens);
+  kvblend::Status calibrate(const std::vector<TokenizedItem>& items);
+
+  kvblend::Status run_item(const TokenizedItem& item, Progress& progress, const std::string& label, Report& report);
+  kvblend::Status run_mode(const TokenizedItem& item, Run& run, std::vector<float>& logits);
+  kvblend::Status full_recompute(const TokenizedItem& item, Run& run, std::vector<float>& logits);
+  // Takes the first `cached` of the reusable parts from the store.
+  kvblend::Status look_up(const TokenizedItem& item, std::size_t cached, Request& request);
+  kvblend::Status reuse(const TokenizedItem& item, std::size_t cached, double ratio, Run& run,
+                        std::vector<float>& logits);
+  kvblend::Status planned(const TokenizedItem& item, Run& run, std::vector<float>& logits);
+  template <class Selector>
+  kvblend::Status blend_with(const Selector& selector, Request& request, Run& run, std::vector<float>& logits);
+
+  kvblend::Status answer_freely(const std::vector<float>& first, Reference& out);
+  kvblend::Status judge(const Reference& reference, const std::vector<float>& first, Run& run);
+
+  Options options_;
+  eigen_engine::Model model_;
+  eigen_engine::Tokenizer tokenizer_;
+  eigen_engine::ThreadPool pool_;
+  std::unique_ptr<eigen_engine::Engine> engine_;
+  kvblend::ModelIdentity identity_;
+  kvblend::MemoryTier<> memory_tier_;
+  kvblend::FileTier<> file_tier_;
+  kvblend::LinearCostModel cost_;
+  double file_bandwidth_ = 0;       // bytes a second, measured
+  std::vector<std::byte> staging_;  // of the loader
+  std::vector<std::byte> workspace_;
+};
+
+}  // namespace rag

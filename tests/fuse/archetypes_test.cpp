@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// A blend made of the smallest types its concepts allow: what compiles here is all that a blend asks of anybody.
+#include <kvblend/codec/floats.hpp>
+#include <kvblend/eigen/backend.hpp>
+#include <kvblend/fuse/blend.hpp>
+#include <kvblend/memory/layouts.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+using namespace kvblend;
+
+namespace {
+
+// Neither copied nor moved nor made from nothing.
+struct Fixed {
+  Fixed() = delete;
+  explicit Fixed(int) {}
+  Fixed(const Fixed&) = delete;
+  Fixed& operator=(const Fixed&) = delete;
+};
+
+constexpr std::int32_t kLayers = 2;
+constexpr std::int32_t kKeyDim = 4;
+constexpr std::int32_t kValueDim = 6;  // as in latent attention, values may be wider or narrower than keys
+constexpr std::int32_t kRows = 7;
+
+RopeSpec small_rope() {
+  RopeSpec spec;
+  spec.head_dim = kKeyDim;
+  spec.rotary_dim = 2;
+  spec.inv_freq[0] = 0.5;
+  return spec;
+}
+
+template <class Byte>
+auto plane_of(Byte* bytes, std::int32_t rows, std::int32_t head_dim) {
+  return dense_plane<F32Codec>(bytes, rows, 1, head_dim);
+}
+
+// The fresh key and value of row r at layer l are all 100·l + r.
+struct HostArchetype : Fixed {
+  using Fixed::Fixed;
+  RopeSpec spec = small_rope();
+  std::array<std::vector<float>, kLayers> key_memory, value_memory;
+  std::vector<float> fresh_key_memory, fresh_value_memory;
+  std::vector<std::size_t> ran;
+  int committed = -1;
+
+  std::int32_t layers() { return kLayers; }
+  const RopeSpec& rope(std::int32_t) { return spec; }
+  Status begin(const Prompt& prompt) {
+    for (auto& memory : key_memory) memory.assign(static_cast<std::size_t>(prompt.rows() * kKeyDim), -1.0f);
+    for (auto& memory : value_memory) memory.assign(static_cast<std::size_t>(prompt.rows() * kValueDim), -1.0f);
+    return {};
+  }
+  Status embed(std::span<const Row>) { return {}; }
+  Status project(std::int32_t layer, std::span<const Row> rows) {
+    ran.push_back(rows.size());
+    fresh_key_memory.clear();
+    fresh_value_memory.clear();
+    for (const Row row : rows) {
+      const auto value = static_cast<float>(100 * layer + row.value);
+      fresh_key_memory.insert(fresh_key_memory.end(), kKeyDim, value);
+      fresh_value_memory.insert(fresh_value_memory.end(), kValueDim, value);
+    }
+    return {};
+  }
+  auto fresh_keys() { return plane_of(std::as_bytes(std::span(fresh_key_memory)).data(), kRows, kKeyDim); }
+  auto fresh_values() { return plane_of(std::as_bytes(std::span(fresh_value_memory)).data(), kRows, kValueDim); }
+  auto keys(std::int32_t layer) {
+    return plane_of(std::as_writable_bytes(std::span(key_memory[static_cast<std::size_t>(layer)])).data(), kRows,
+                    kKeyDim);
+  }
+  auto values(std::int32_t layer) {
+    return plane_of(std::as_writable_bytes(std::span(value_memory[static_cast<std::size_t>(layer)])).data(), kRows,
+                    kValueDim);
+  }
+  Status attend(std::int32_t, std::span<const Row>, std::span<const ActiveIndex>) { return {}; }
+  Status commit(std::int32_t rows) {
+    committed = rows;
+    return {};
+  }
+  void abort() {}
+};
+
+// Four rows: the key of row r is (r, 0, r, r), its value r in all places.
+struct SourceArchetype : Fixed {
+  explicit SourceArchetype(int i) : Fixed(i) {
+    for (int row = 0; row < 4; ++row) {
+      const auto value = static_cast<float>(row);
+      for (const float k : {value, 0.0f, value, value}) key_memory.push_back(k);
+      value_memory.insert(value_memory.end(), kValueDim, value);
+    }
+  }
+  RopeSpec spec = small_rope();
+  std::vector<float> key_memory, value_memory;
+
+  Status wait(std::int32_t) { return {}; }
+  auto keys(std::int32_t, std::int32_t) { return plane_of(std::as_bytes(std::span(key_memory)).data(), 4, kKeyDim); }
+  auto values(std::int32_t, std::int32_t) {
+    return plane_of(std::as_bytes(std::span(value_memory)).data(), 4, kValueDim);
+  }
+  void release(std::int32_t) {}
+  const RopeSpec& rope(std::int32_t, std::int32_t) { return spec; }
+};
+
+struct BackendArchetype {
+  BackendArchetype() = delete;
+  explicit BackendArchetype(int) {}
+  BackendArchetype(const BackendArchetype&) = default;
+  BackendArchetype& operator=(const BackendArchetype&) = delete;
+
+  template <class P, class Q>
+  void shift(const RopeSpec& spec, const RotationTable& table, const ShiftRun& run, const P& from, const Q& to) const {
+    PortableBackend{}.shift(spec, table, run, from, to);
+  }
+  template <class P, class Q>
+  void copy(const ShiftRun& run, const P& from, const Q& to) const {
+    PortableBackend{}.copy(run, from, to);
+  }
+  template <class P, class Q>
+  void deviation(const P& fresh, std::span<const ActiveIndex> which, std::span<const Row> rows, const Q& reused,
+                 std::span<float> out) const {
+    PortableBackend{}.deviation(fresh, which, rows, reused, out);
+  }
+  template <class P, class Q>
+  void merge(const P& fresh, std::span<const Row> rows, const Q& to) const {
+    PortableBackend{}.merge(fresh, rows, to);
+  }
+  void top_k(std::span<const float> scores, std::int32_t k, std::span<std::uint64_t> scratch,
+             std::span<ActiveIndex> out) const {
+    PortableBackend{}.top_k(scores, k, scratch, out);
+  }
+};
+
+struct ScoreArchetype {
+  static constexpr ScoreTiming timing = ScoreTiming::during_pass;
+  static constexpr bool uses_keys = false;
+  static constexpr bool uses_values = true;
+  static constexpr const char* name = "archetype";
+  ScoreArchetype() = delete;
+  explicit ScoreArchetype(int) {}
+  ScoreArchetype(const ScoreArchetype&) = default;
+  ScoreArchetype& operator=(const ScoreArchetype&) = delete;
+
+  Status operator()(const ScoreInputs& inputs, std::span<float> out) const {
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = inputs.value_deviation[i];
+    return {};
+  }
+};
+
+struct BudgetArchetype {
+  BudgetArchetype() = delete;
+  explicit BudgetArchetype(int) {}
+  BudgetArchetype(const BudgetArchetype&) = default;
+  BudgetArchetype& operator=(const BudgetArchetype&) = delete;
+
+  Status validate() const { return {}; }
+  std::int32_t rows(const BudgetInputs&) const { return 1; }
+  std::int32_t most_rows(std::int32_t) const { return 1; }
+  bool narrows_at(std::int32_t, std::int32_t) const { return false; }
+};
+
+struct NoRows {
+  Status validate() const { return {}; }
+  std::int32_t rows(const BudgetInputs&) const { return 0; }
+  std::int32_t most_rows(std::int32_t) const { return 0; }
+  bool narrows_at(std::int32_t, std::int32_t) const { return false; }
+};
+
+struct ExecutorArchetype {
+  ExecutorArchetype() = delete;
+  explicit ExecutorArchetype(int) {}
+  ExecutorArchetype(const ExecutorArchetype&) = default;
+  ExecutorArchetype& operator=(const ExecutorArchetype&) = delete;
+  template <class Body>
+  void parallel_for(std::int64_t count, const Body& body) const {
+    SerialExecutor{}.parallel_for(count, body);
+  }
+};
+
+struct AnglesArchetype {
+  AnglesArchetype() = delete;
+  static constexpr bool uniform = false;
+  static double angle(const RopeSpec& spec, Position from, Position to, std::int32_t pair) {
+    return ExactAngles::angle(spec, from, to, pair);
+  }
+};
+
+static_assert(LayerwiseHost<HostArchetype> && !AttentionReportingHost<HostArchetype> && KvSource<SourceArchetype>);
+static_assert(Score<ScoreArchetype> && !ValidatedScore<ScoreArchetype> && Budget<BudgetArchetype>);
+static_assert(Executor<ExecutorArchetype> && AngleRule<AnglesArchetype>);
+
+// [two fresh][the chunk's four rows, from position 4 on][one fresh]
+template <class Angles, class Backend>
+void blend_archetypes(const Backend& backend) {
+  const std::vector<TokenId> fresh = {1, 2}, cached = {3, 4, 5, 6}, question = {7};
+  ChunkInfo chunk;
+  chunk.tokens = cached;
+  chunk.first_position = Position(1);
+  std::vector<Segment> segments = {fresh_segment(fresh), cached_segment(chunk, Position(4)), fresh_segment(question)};
+  const Result<Prompt> prompt = Prompt::make(segments, Position(100));
+  REQUIRE(prompt.ok());
+  const std::vector<Row> outputs = {Row(6)};
+
+  using Selector = DeviationSelector<ScoreArchetype, BudgetArchetype>;
+  LayerwiseFusor<Selector, Backend, Angles> fusor(Selector(ScoreArchetype(0), BudgetArchetype(0)), backend);
+  HostArchetype host(0);
+  SourceArchetype source(0);
+  std::vector<std::byte> memory(fusor.workspace_bytes(prompt.value, kKeyDim));
+  REQUIRE(blend(host, source, fusor, prompt.value, outputs, memory).ok());
+  CHECK(host.committed == 7);
+  CHECK(host.ran == std::vector<std::size_t>{7, 7});
+  CHECK(fusor.report().rows_selected == 1);
+  for (std::size_t row = 0; row < 7; ++row) {  // all ran layers 0 and 1, so that all are fresh there
+    CHECK(host.value_memory[1][row * kValueDim + 5] == 100.0f + static_cast<float>(row));
+  }
+
+  // Without a choice only the fresh rows run, and the reused ones are placed: three positions on, pair (0, 1) turned.
+  using Reuse = DeviationSelector<ScoreArchetype, NoRows>;
+  LayerwiseFusor<Reuse, Backend, Angles> reuse(Reuse(ScoreArchetype(0)), backend);
+  REQUIRE(blend(host, source, reuse, prompt.value, outputs, memory).ok());
+  for (int row = 0; row < 4; ++row) {
+    const auto at = static_cast<std::size_t>(row + 2);
+    const std::vector<float>& keys = host.key_memory[1];
+    CHECK(keys[at * kKeyDim] == doctest::Approx(row * std::cos(1.5)));
+    CHECK(keys[at * kKeyDim + 1] == doctest::Approx(row * std::sin(1.5)));
+    CHECK(keys[at * kKeyDim + 2] == static_cast<float>(row));
+    CHECK(keys[at * kKeyDim + 3] == static_cast<float>(row));
+    for (std::size_t d = 0; d < kValueDim; ++d) {
+      CHECK(host.value_memory[1][at * kValueDim + d] == static_cast<float>(row));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a blend is made from archetypes, with values of another head_dim than keys") {
+  blend_archetypes<ExactAngles>(BackendArchetype(0));
+  blend_archetypes<AnglesArchetype>(BackendArchetype(0));
+  blend_archetypes<EngineAngles>(EigenBackend<ExecutorArchetype>(ExecutorArchetype(0)));
+}
