@@ -147,9 +147,14 @@ class Workload {
   template <class Selector>
   double blend(const Selector& selector, std::span<const ChunkSource> from, std::int32_t staging_layers,
                BlendReport& report) {
+    return blend(selector, from, staging_layers, report,
+                 EigenBackend<eigen_engine::PoolExecutor>(eigen_engine::PoolExecutor(pool)));
+  }
+  template <class Selector, class Backend>
+  double blend(const Selector& selector, std::span<const ChunkSource> from, std::int32_t staging_layers,
+               BlendReport& report, const Backend& backend) {
     using Loader = LayerwiseLoader<F32Codec>;
-    using Backend = EigenBackend<eigen_engine::PoolExecutor>;
-    LayerwiseFusor<Selector, Backend> fusor(selector, Backend(eigen_engine::PoolExecutor(pool)));
+    LayerwiseFusor<Selector, Backend> fusor(selector, backend);
     workspace_.resize(fusor.workspace_bytes(prompt, identity.head_dim));
     staging_.resize(static_cast<std::size_t>(Loader::staging_bytes(prompt, from, staging_layers)));
     engine->clear();

@@ -4,6 +4,8 @@
 // addresses, so buffers that differ in alignment would differ in the last bit.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -22,13 +24,23 @@ inline constexpr std::int64_t kAlignedFloats = kAlignment / sizeof(float);  // f
 }
 
 class Buffer {
+  static constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
  public:
   Buffer() = default;
   explicit Buffer(std::int64_t floats) : size_(floats) {
     if (floats <= 0) return;
-    const std::size_t bytes = static_cast<std::size_t>(aligned_stride(floats)) * sizeof(float);
-    data_.reset(static_cast<float*>(std::aligned_alloc(static_cast<std::size_t>(kAlignment), bytes)));
+    std::size_t bytes = static_cast<std::size_t>(aligned_stride(floats)) * sizeof(float);
+    auto alignment = static_cast<std::size_t>(kAlignment);
+    if (bytes >= kHugePage) {
+      alignment = kHugePage;
+      bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+    }
+    data_.reset(static_cast<float*>(std::aligned_alloc(alignment, bytes)));
     if (data_ == nullptr) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+    if (bytes >= kHugePage) ::madvise(data_.get(), bytes, MADV_HUGEPAGE);  // weights and caches are read from end to end
+#endif
     std::memset(data_.get(), 0, bytes);
   }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <rag/session.hpp>
 
+#include <rag/layer_time.hpp>
 #include <rag/selectors.hpp>
 
 #include <eigen_engine/gguf_loader.hpp>
@@ -50,34 +51,6 @@ double divergence(const std::vector<float>& truth, const std::vector<float>& got
   }
   return kl;
 }
-
-// Runs one layer of the engine for rows spread evenly over a context, for the planner's calibration.
-struct LayerTime {
-  Engine& engine;
-  std::span<const TokenId> tokens;  // any, as many as the longest context
-
-  Result<double> operator()(std::int32_t rows, std::int32_t context) const {
-    std::array<Segment, 1> segments = {fresh_segment(tokens.first(static_cast<std::size_t>(context)))};
-    const Result<Prompt> prompt = Prompt::make(segments, Position(engine.config().context - 1));
-    KVBLEND_RETURN_IF_ERROR(prompt.status);
-    std::vector<Row> active;
-    std::vector<ActiveIndex> kept;
-    for (std::int64_t i = 0; i < rows; ++i) {
-      active.emplace_back(static_cast<std::int32_t>((i + 1) * context / rows - 1));
-      kept.emplace_back(static_cast<std::int32_t>(i));
-    }
-    const std::int32_t layer = engine.layers() / 2;
-    engine.clear();
-    KVBLEND_RETURN_IF_ERROR(engine.begin(prompt.value));
-    KVBLEND_RETURN_IF_ERROR(engine.embed(active));
-    const auto start = std::chrono::steady_clock::now();
-    KVBLEND_RETURN_IF_ERROR(engine.project(layer, active));
-    KVBLEND_RETURN_IF_ERROR(engine.attend(layer, active, kept));
-    const double seconds = seconds_since(start);
-    engine.abort();
-    return seconds;
-  }
-};
 
 }  // namespace
 
@@ -157,8 +130,8 @@ ChunkIdentity Session::identity_of(const std::vector<TokenId>& tokens) const {
   return identity;
 }
 
-// Prefills a part alone, from position 0, and stores its KV.
-Status Session::store_chunk(const std::vector<TokenId>& tokens) {
+// Prefills a part alone, from position 0.
+Status Session::encode(const std::vector<TokenId>& tokens, ChunkHandle& out) {
   engine_->clear();
   KVBLEND_RETURN_IF_ERROR(engine_->prefill(tokens, Wanted::none));
   auto chunk = Chunk::allocate(identity_of(tokens));
@@ -167,18 +140,24 @@ Status Session::store_chunk(const std::vector<TokenId>& tokens) {
     KVBLEND_RETURN_IF_ERROR(
         import_rows<F32Codec>(chunk.value, layer, engine_->keys(layer), engine_->values(layer), 0, 0, engine_->rows()));
   }
-  if (options_.store == "file") return file_tier_.insert(chunk.value);
-  return memory_tier_.insert(share(std::move(chunk.value)));
+  out = share(std::move(chunk.value));
+  return {};
+}
+
+Status Session::store(const std::vector<TokenId>& tokens) {
+  ChunkHandle chunk;
+  KVBLEND_RETURN_IF_ERROR(encode(tokens, chunk));
+  return options_.store == "file" ? file_tier_.insert(*chunk) : memory_tier_.insert(std::move(chunk));
 }
 
 Status Session::calibrate(const std::vector<TokenizedItem>& items) {
   const auto& longest = *std::max_element(items.begin(), items.end(),
                                           [](const auto& a, const auto& b) { return a.all.size() < b.all.size(); });
   CalibrationOptions options;
-  options.max_context = static_cast<std::int32_t>(std::max<std::size_t>(longest.all.size(), 64));
-  std::vector<TokenId> tokens = longest.all;
-  tokens.resize(static_cast<std::size_t>(options.max_context), tokens.front());
-  const Result<CostFit> fit = kvblend::calibrate(LayerTime{*engine_, tokens}, options);
+  options.max_context = std::max(static_cast<std::int32_t>(longest.all.size()), 64);
+  ChunkHandle chunk;
+  KVBLEND_RETURN_IF_ERROR(encode(longest.reusable.back(), chunk));
+  const Result<CostFit> fit = kvblend::calibrate(LayerTime{*engine_, pool_, chunk}, options);
   KVBLEND_RETURN_IF_ERROR(fit.status);
   cost_ = fit.value.model;
 
@@ -209,7 +188,7 @@ Status Session::run(const PromptFile& file, Report& report) {
   for (std::size_t i = 0; i < items.size(); ++i) {
     for (std::size_t part = 0; part < items[i].reusable.size(); ++part) {
       progress.step("item " + std::to_string(i + 1) + ": storing part " + std::to_string(part + 1));
-      KVBLEND_RETURN_IF_ERROR(store_chunk(items[i].reusable[part]));
+      KVBLEND_RETURN_IF_ERROR(store(items[i].reusable[part]));
     }
   }
   progress.step("measuring the engine for the planner");

@@ -75,7 +75,8 @@ class Session {
 
   kvblend::Status tokenize(const PromptFile& file, std::vector<TokenizedItem>& items) const;
   [[nodiscard]] kvblend::ChunkIdentity identity_of(const std::vector<kvblend::TokenId>& tokens) const;
-  kvblend::Status store_chunk(const std::vector<kvblend::TokenId>& tokens);
+  kvblend::Status encode(const std::vector<kvblend::TokenId>& tokens, kvblend::ChunkHandle& out);
+  kvblend::Status store(const std::vector<kvblend::TokenId>& tokens);
   kvblend::Status calibrate(const std::vector<TokenizedItem>& items);
 
   kvblend::Status run_item(const TokenizedItem& item, Progress& progress, const std::string& label, Report& report);

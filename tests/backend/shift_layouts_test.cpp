@@ -121,7 +121,7 @@ void check_random_layouts(unsigned seed, int rounds, double relative, double abs
     auto untouched = destination;
     source.with_plane([&](const auto& read) {
       destination.with_plane([&](const auto& write) { must_shift<Backend>(spec, run, read, write); });
-      values.with_plane([&](const auto& write) { Backend{}.copy(run, read, write); });
+      values.with_plane([&](const auto& write) { place_values<Backend>(run, read, write); });
     });
     bool right = true;
     for (std::int32_t row = 0; row < count; ++row) {

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -35,6 +36,30 @@ using SerialEigen = kvblend::EigenBackend<>;
 using TwoThreadEigen = kvblend::EigenBackend<TwoThreads>;
 
 #define KVBLEND_TEST_BACKENDS kvblend::PortableBackend, kvblend_test::SerialEigen, kvblend_test::TwoThreadEigen
+
+// A stored layer of one segment, with the same plane for keys and values.
+template <class P>
+struct OnePlane {
+  P plane;
+  [[nodiscard]] P keys(std::int32_t) const { return plane; }
+  [[nodiscard]] P values(std::int32_t) const { return plane; }
+};
+
+// Places a run's values; its keys, unturned, go where nobody looks.
+template <class Backend, class P, class Q>
+void place_values(const kvblend::ShiftRun& run, const P& source, const Q& destination) {
+  using Codec = typename Q::codec;
+  const std::int32_t heads = source.layout.heads();
+  const std::int32_t head_dim = source.layout.head_dim();
+  const std::int64_t rows = std::int64_t{run.destination.value} + run.count;
+  std::vector<std::byte> keys(static_cast<std::size_t>(kvblend::bytes_of<Codec>(rows * heads * head_dim)));
+  kvblend::RopeSpec spec;
+  spec.head_dim = head_dim;
+  kvblend::PlacedRun placed;
+  placed.run = run;
+  Backend{}.place(spec, std::span<const kvblend::PlacedRun>(&placed, 1), OnePlane<P>{source},
+                  kvblend::dense_plane<Codec>(keys.data(), rows, heads, head_dim), destination);
+}
 
 // Dense rows [rows, heads, head_dim] that own their memory.
 template <class Codec>

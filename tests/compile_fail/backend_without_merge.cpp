@@ -5,11 +5,8 @@
 #include "host.hpp"
 
 struct NoMerge {
-  template <class P, class Q>
-  void shift(const kvblend::RopeSpec&, const kvblend::RotationTable&, const kvblend::ShiftRun&, const P&,
-             const Q&) const {}
-  template <class P, class Q>
-  void copy(const kvblend::ShiftRun&, const P&, const Q&) const {}
+  template <class Stored, class K, class V>
+  void place(const kvblend::RopeSpec&, std::span<const kvblend::PlacedRun>, const Stored&, const K&, const V&) const {}
   template <class P, class Q>
   void deviation(const P&, Kept, Rows, const Q&, std::span<float>) const {}
   void top_k(std::span<const float>, std::int32_t, std::span<std::uint64_t>, std::span<kvblend::ActiveIndex>) const {}
@@ -20,5 +17,5 @@ int main() {
   CompleteSource source;
   using Selector = kvblend::DeviationSelector<kvblend::KeyDeviation, kvblend::RatioBudget>;
   kvblend::LayerwiseFusor<Selector, NoMerge> fusor{Selector()};
-  return kvblend::blend(host, source, fusor, kvblend::Prompt(), 8, {}, {}).ok() ? 0 : 1;
+  return kvblend::blend(host, source, fusor, kvblend::Prompt(), {}, {}).ok() ? 0 : 1;
 }

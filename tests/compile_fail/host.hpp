@@ -49,5 +49,5 @@ int blend_on(Host host, Score score) {
   CompleteSource source;
   using Selector = kvblend::DeviationSelector<Score, kvblend::RatioBudget>;
   kvblend::LayerwiseFusor<Selector> fusor{Selector(score)};
-  return kvblend::blend(host, source, fusor, kvblend::Prompt(), 8, {}, {}).ok() ? 0 : 1;
+  return kvblend::blend(host, source, fusor, kvblend::Prompt(), {}, {}).ok() ? 0 : 1;
 }

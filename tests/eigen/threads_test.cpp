@@ -7,6 +7,7 @@
 #include <kvblend/rope/builders.hpp>
 
 #include <doctest/doctest.h>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -41,6 +42,14 @@ struct CountingThreads {
 };
 static_assert(Executor<CountingThreads>);
 
+// A stored layer of one segment, with the same plane for keys and values.
+template <class P>
+struct OnePlane {
+  P plane;
+  [[nodiscard]] P keys(std::int32_t) const { return plane; }
+  [[nodiscard]] P values(std::int32_t) const { return plane; }
+};
+
 struct Outcome {
   std::vector<std::byte> keys, values, merged;
   std::vector<float> deviations;
@@ -69,8 +78,9 @@ Outcome blend_with(int threads, std::int32_t rows, RopePairing pairing) {
   const auto table = RotationTable::make<Angles>(spec, run, scratch);
   REQUIRE(table.ok());
   const auto keys = dense_plane<Codec>(outcome.keys.data(), rows, kHeads, kDim);
-  backend.shift(spec, table.value, run, source, keys);
-  backend.copy(run, source, dense_plane<Codec>(outcome.values.data(), rows, kHeads, kDim));
+  const std::array<PlacedRun, 1> runs = {PlacedRun{0, run, table.value}};
+  backend.place(spec, runs, OnePlane<decltype(source)>{source}, keys,
+                dense_plane<Codec>(outcome.values.data(), rows, kHeads, kDim));
   std::vector<Row> all;
   std::vector<ActiveIndex> which;
   for (std::int32_t i = 0; i < rows; ++i) {

@@ -116,13 +116,10 @@ struct BackendArchetype {
   BackendArchetype(const BackendArchetype&) = default;
   BackendArchetype& operator=(const BackendArchetype&) = delete;
 
-  template <class P, class Q>
-  void shift(const RopeSpec& spec, const RotationTable& table, const ShiftRun& run, const P& from, const Q& to) const {
-    PortableBackend{}.shift(spec, table, run, from, to);
-  }
-  template <class P, class Q>
-  void copy(const ShiftRun& run, const P& from, const Q& to) const {
-    PortableBackend{}.copy(run, from, to);
+  template <class Stored, class K, class V>
+  void place(const RopeSpec& spec, std::span<const PlacedRun> runs, const Stored& stored, const K& keys,
+             const V& values) const {
+    PortableBackend{}.place(spec, runs, stored, keys, values);
   }
   template <class P, class Q>
   void deviation(const P& fresh, std::span<const ActiveIndex> which, std::span<const Row> rows, const Q& reused,

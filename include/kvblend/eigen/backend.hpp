@@ -7,6 +7,7 @@
 #include <kvblend/core/executor.hpp>
 #include <kvblend/core/types.hpp>
 #include <kvblend/fuse/backend.hpp>
+#include <kvblend/fuse/place.hpp>
 #include <kvblend/memory/rows.hpp>
 #include <kvblend/rope/rotate.hpp>
 #include <kvblend/select/deviation.hpp>
@@ -57,15 +58,16 @@ class EigenBackend {
     });
   }
 
-  template <ReadablePlane P, WritablePlane Q>
-  void copy(const ShiftRun& run, const P& source, const Q& destination) const {
-    if (run_overlaps(run, source, destination)) {
-      copy_rows(source, run.source, destination, run.destination.value, run.count);
+  template <class Stored, WritablePlane Keys, WritablePlane Values>
+  void place(const RopeSpec& spec, std::span<const PlacedRun> runs, const Stored& stored, const Keys& keys,
+             const Values& values) const {
+    const std::int64_t rows = rows_of(runs);
+    if (any_overlaps(runs, stored, keys, values)) {
+      place_rows<EigenRotation>(spec, runs, stored, keys, values, 0, rows);
       return;
     }
-    for_blocks(run.count, [&](std::int32_t begin, std::int32_t end) {
-      copy_rows(source, std::int64_t{run.source} + begin, destination, std::int64_t{run.destination.value} + begin,
-                end - begin);
+    for_blocks(static_cast<std::int32_t>(rows), [&](std::int32_t begin, std::int32_t end) {
+      place_rows<EigenRotation>(spec, runs, stored, keys, values, begin, end);
     });
   }
 

@@ -6,8 +6,9 @@
 
 #include <kvblend/core/status.hpp>
 #include <kvblend/core/types.hpp>
+#include <kvblend/fuse/place.hpp>
 #include <kvblend/memory/layouts.hpp>
-#include <kvblend/rope/angles.hpp>
+#include <kvblend/rope/spec.hpp>
 
 #include <concepts>
 #include <cstdint>
@@ -15,23 +16,28 @@
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
+namespace detail {
+template <class P>
+struct StoredProbe {
+  [[nodiscard]] P keys(std::int32_t segment) const;
+  [[nodiscard]] P values(std::int32_t segment) const;
+};
+}  // namespace detail
+
 // Operations, over any planes (P source, Q destination):
-//   shift(spec, table, run, P source, Q destination)        keys of a run, rotated; bits copied where the distance is 0
-//                                                           or the layer has no rope and both codecs are the same
-//   copy(run, P source, Q destination)                      values of a run
-//   deviation(P fresh, which, rows, Q reused, out)          out[i] = ‖fresh row which[i] − reused row rows[i]‖₂ over
-//                                                           all heads
-//   merge(P fresh, rows, Q destination)                     destination row rows[i] = fresh row i
-//   top_k(scores, k, scratch, out)                          the k best, ascending, by the rule of select/top_k.hpp;
-//                                                           scratch has scores.size() entries
+//   place(spec, runs, stored, Q keys, Q values)      every run into the cache: keys rotated, values copied; bits are kept
+//                                                    where nothing turns and both codecs are the same
+//   deviation(P fresh, which, rows, Q reused, out)   out[i] = ‖fresh row which[i] − reused row rows[i]‖₂ over all heads
+//   merge(P fresh, rows, Q destination)              destination row rows[i] = fresh row i
+//   top_k(scores, k, scratch, out)                   the k best, ascending, by the rule of select/top_k.hpp; scratch has
+//                                                    scores.size() entries
 // Arguments were validated by the caller: they do not fail. Same bits whatever the number of threads.
 template <class B, class P, class Q>
-concept BackendFor = requires(const B backend, const RopeSpec& spec, const RotationTable& table, const ShiftRun& run,
-                              P source, Q destination, std::span<const Row> rows, std::span<const ActiveIndex> which,
-                              std::span<float> out, std::span<const float> scores, std::int32_t k,
-                              std::span<std::uint64_t> scratch, std::span<ActiveIndex> picked) {
-  { backend.shift(spec, table, run, source, destination) } -> std::same_as<void>;
-  { backend.copy(run, source, destination) } -> std::same_as<void>;
+concept BackendFor = requires(const B backend, const RopeSpec& spec, std::span<const PlacedRun> runs,
+                              const detail::StoredProbe<P>& stored, P source, Q destination, std::span<const Row> rows,
+                              std::span<const ActiveIndex> which, std::span<float> out, std::span<const float> scores,
+                              std::int32_t k, std::span<std::uint64_t> scratch, std::span<ActiveIndex> picked) {
+  { backend.place(spec, runs, stored, destination, destination) } -> std::same_as<void>;
   { backend.deviation(source, which, rows, destination, out) } -> std::same_as<void>;
   { backend.merge(source, rows, destination) } -> std::same_as<void>;
   { backend.top_k(scores, k, scratch, picked) } -> std::same_as<void>;

@@ -103,6 +103,7 @@ class LayerwiseFusor {
   template <class FreshKeys, class FreshValues, class Keys, class Values>
   Status choose_among_active(std::int32_t layer, const FreshKeys& fresh_keys, const FreshValues& fresh_values,
                              const Keys& keys, const Values& values);
+  void list_runs();
   Status refresh_tables(const RopeSpec& spec);
 
   // Choices during the pass; what is known before or by a probe was chosen at the start.
@@ -118,10 +119,6 @@ class LayerwiseFusor {
   template <class Source, class Keys, class Values>
   Status check_segment(std::int32_t index, std::int32_t layer, const RopeSpec& spec, Source& source, const Keys& keys,
                        const Values& values) const;
-  [[nodiscard]] static ShiftRun run_of(const Segment& segment) {
-    return {segment.first_row, segment.chunk_offset, segment.size(), segment.old_position(segment.first_row),
-            segment.first_position};
-  }
 
   Selector selector_;
   Backend backend_;
@@ -129,6 +126,7 @@ class LayerwiseFusor {
   Shape shape_;
   FusorWorkspace space_;
   ActiveRows rows_;
+  std::span<PlacedRun> runs_;
   std::span<const ActiveIndex> picked_;  // into rows_.candidates()
   bool probing_ = false;
   bool chooses_ = false;  // there is something to choose from, and a budget to choose with
@@ -154,6 +152,7 @@ Status LayerwiseFusor<Selector, Backend, Angles>::begin(const Prompt& prompt, Sh
   prompt_ = &prompt;
   shape_ = shape;
   space_ = space.value;
+  list_runs();
   picked_ = {};
   probing_ = tables_valid_ = false;
   report_ = {};
@@ -199,23 +198,36 @@ Status LayerwiseFusor<Selector, Backend, Angles>::choose_after_probe() {
   return {};
 }
 
+// Tables hold for every layer with the same rope; layers without rope need none and leave them as they are.
 template <class Selector, class Backend, AngleRule Angles>
 Status LayerwiseFusor<Selector, Backend, Angles>::refresh_tables(const RopeSpec& spec) {
   if (spec.rotary_dim == 0 || (tables_valid_ && spec == table_spec_)) return {};
   std::span<float> storage = space_.table_values;
-  for (std::size_t i = 0; i < prompt_->segments().size(); ++i) {
-    const Segment& segment = prompt_->segments()[i];
-    if (segment.kind != SegmentKind::cached || segment.size() == 0) continue;
-    const ShiftRun run = run_of(segment);
-    if (stays_put(spec, run)) continue;
-    Result<RotationTable> table = RotationTable::make<Angles>(spec, run, storage);
+  for (PlacedRun& placed : runs_) {
+    if (stays_put(spec, placed.run)) continue;
+    Result<RotationTable> table = RotationTable::make<Angles>(spec, placed.run, storage);
     KVBLEND_RETURN_IF_ERROR(table.status);
-    space_.tables[i] = table.value;
-    storage = storage.subspan(static_cast<std::size_t>(RotationTable::size<Angles>(spec, run)));
+    placed.table = table.value;
+    storage = storage.subspan(static_cast<std::size_t>(RotationTable::size<Angles>(spec, placed.run)));
   }
   table_spec_ = spec;
   tables_valid_ = true;
   return {};
+}
+
+// The cached segments that have rows.
+template <class Selector, class Backend, AngleRule Angles>
+void LayerwiseFusor<Selector, Backend, Angles>::list_runs() {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < prompt_->segments().size(); ++i) {
+    const Segment& segment = prompt_->segments()[i];
+    if (segment.kind != SegmentKind::cached || segment.size() == 0) continue;
+    PlacedRun& placed = space_.runs[count++];
+    placed.segment = static_cast<std::int32_t>(i);
+    placed.run = {segment.first_row, segment.chunk_offset, segment.size(), segment.old_position(segment.first_row),
+                  segment.first_position};
+  }
+  runs_ = space_.runs.first(count);
 }
 
 template <class Selector, class Backend, AngleRule Angles>
@@ -235,23 +247,14 @@ Status LayerwiseFusor<Selector, Backend, Angles>::place(std::int32_t layer, cons
   KVBLEND_RETURN_IF_ERROR(check_shape(values, "cache values"));
   KVBLEND_RETURN_IF_ERROR(check_rows(keys, resident, prompt_->rows() - resident, "cache keys"));
   KVBLEND_RETURN_IF_ERROR(check_rows(values, resident, prompt_->rows() - resident, "cache values"));
-  const auto segments = prompt_->segments();
-  for (std::size_t i = 0; i < segments.size(); ++i) {
-    if (segments[i].kind != SegmentKind::cached || segments[i].size() == 0) continue;
-    const auto index = static_cast<std::int32_t>(i);
-    if (Status status = check_segment(index, layer, spec, source, keys, values); !status.ok()) {
+  for (const PlacedRun& placed : runs_) {
+    if (Status status = check_segment(placed.segment, layer, spec, source, keys, values); !status.ok()) {
       return Status::error(status.code(), "%s: %s", status.where(), status.message())
-          .at("segment %d, layer %d", index, layer);
+          .at("segment %d, layer %d", placed.segment, layer);
     }
   }
   KVBLEND_RETURN_IF_ERROR(refresh_tables(spec));
-  for (std::size_t i = 0; i < segments.size(); ++i) {
-    if (segments[i].kind != SegmentKind::cached || segments[i].size() == 0) continue;
-    const auto index = static_cast<std::int32_t>(i);
-    const ShiftRun run = run_of(segments[i]);
-    backend_.shift(spec, space_.tables[i], run, source.keys(index, layer), keys);
-    backend_.copy(run, source.values(index, layer), values);
-  }
+  backend_.place(spec, runs_, StoredLayer<Source>{&source, layer}, keys, values);
   source.release(layer);
   return {};
 }

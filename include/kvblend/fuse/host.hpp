@@ -64,6 +64,7 @@ concept AttentionReportingHost = LayerwiseHost<H> &&
 //   wait(layer)               returns once the layer of every cached segment is in memory and verified
 //   keys(segment, layer), values(segment, layer)   planes over the rows of the segment's chunk, valid from wait(layer)
 //                             until release(layer); `segment` is an index into prompt.segments()
+//                             Back ends call them from several threads at once
 //   release(layer)            the blend is done with the layer: its memory may be used for a later one
 //   rope(segment, layer)      the spec the stored keys were rotated by
 template <class S>

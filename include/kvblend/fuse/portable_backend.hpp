@@ -6,6 +6,7 @@
 
 #include <kvblend/core/types.hpp>
 #include <kvblend/fuse/backend.hpp>
+#include <kvblend/fuse/place.hpp>
 #include <kvblend/memory/rows.hpp>
 #include <kvblend/rope/rotate.hpp>
 #include <kvblend/select/deviation.hpp>
@@ -24,9 +25,10 @@ struct PortableBackend {
     shift_rows<PortableRotation>(spec, table, run, 0, run.count, source, destination);
   }
 
-  template <ReadablePlane P, WritablePlane Q>
-  void copy(const ShiftRun& run, const P& source, const Q& destination) const {
-    copy_rows(source, run.source, destination, run.destination.value, run.count);
+  template <class Stored, WritablePlane Keys, WritablePlane Values>
+  void place(const RopeSpec& spec, std::span<const PlacedRun> runs, const Stored& stored, const Keys& keys,
+             const Values& values) const {
+    place_rows<PortableRotation>(spec, runs, stored, keys, values, 0, rows_of(runs));
   }
 
   template <ReadablePlane P, ReadablePlane Q>

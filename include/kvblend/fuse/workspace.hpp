@@ -5,6 +5,7 @@
 
 #include <kvblend/core/status.hpp>
 #include <kvblend/core/types.hpp>
+#include <kvblend/fuse/place.hpp>
 #include <kvblend/prompt/prompt.hpp>
 #include <kvblend/rope/angles.hpp>
 
@@ -27,7 +28,7 @@ struct FusorWorkspace {
   std::span<float> attention_mass;  // per row of the prompt
   std::span<std::uint64_t> top_k_scratch;
   std::span<std::uint8_t> mandatory;  // per row: fresh, or its logits are wanted
-  std::span<RotationTable> tables;    // per segment
+  std::span<PlacedRun> runs;          // one a cached segment
   std::span<float> table_values;      // of all tables, one after the other
 
   // Bytes to pass to make(): about 45 a row, and a table of head_dim floats for each cached segment (for each of its
@@ -73,7 +74,7 @@ struct FusorWorkspace {
     take(memory, used, key_deviation, rows);
     take(memory, used, value_deviation, rows);
     take(memory, used, attention_mass, rows);
-    take(memory, used, tables, prompt.segments().size());
+    take(memory, used, runs, prompt.segments().size());
     take(memory, used, table_values, table_rows * static_cast<std::size_t>(head_dim));
     take(memory, used, mandatory, rows);
     return used;

@@ -53,8 +53,8 @@ struct CalibrationOptions {
   }
 };
 
-// run(rows, context): the host runs one layer (project and attend, or several layers and divides) for `rows` rows spread
-// evenly over `context` tokens of KV, and returns the seconds it took.
+// run(rows, context): the seconds one layer of a blend takes for `rows` rows spread evenly over `context` tokens: bringing
+// the reused rows into the cache (LayerwiseFusor::place), project and attend.
 template <class R>
 concept LayerTimer = requires(R& run, std::int32_t rows, std::int32_t context) {
   { run(rows, context) } -> std::same_as<Result<double>>;
@@ -97,40 +97,43 @@ template <LayerTimer Run>
 
 namespace detail {
 
-// Normal equations of three columns, scaled to unit diagonal. With so few, non-negative least squares is a look at
+inline constexpr std::size_t kCostTerms = 4;
+
+// Normal equations of the cost's terms as columns, scaled to unit diagonal. With so few, non-negative least squares is a look at
 // every subset of columns: the best of those whose solution is non-negative is the optimum.
 struct CostNormal {
-  std::array<std::array<double, 3>, 3> gram{};
-  std::array<double, 3> right{};
+  std::array<std::array<double, kCostTerms>, kCostTerms> gram{};
+  std::array<double, kCostTerms> right{};
   double target = 0.0;  // sum of squares of the right side
 
   // Solves for the columns in `subset`, a bit mask; false if they are dependent.
-  [[nodiscard]] bool solve(unsigned subset, std::array<double, 3>& x) const {
-    std::array<std::array<double, 4>, 3> a{};
-    for (std::size_t i = 0; i < 3; ++i) {
-      for (std::size_t j = 0; j < 3; ++j) {
+  [[nodiscard]] bool solve(unsigned subset, std::array<double, kCostTerms>& x) const {
+    std::array<std::array<double, kCostTerms + 1>, kCostTerms> a{};
+    for (std::size_t i = 0; i < kCostTerms; ++i) {
+      for (std::size_t j = 0; j < kCostTerms; ++j) {
         const bool both = ((subset >> i) & 1u) != 0 && ((subset >> j) & 1u) != 0;
         a[i][j] = both ? gram[i][j] : (i == j ? 1.0 : 0.0);
       }
-      a[i][3] = ((subset >> i) & 1u) != 0 ? right[i] : 0.0;
+      a[i][kCostTerms] = ((subset >> i) & 1u) != 0 ? right[i] : 0.0;
     }
-    for (std::size_t column = 0; column < 3; ++column) {  // the matrix is positive semi-definite: no pivoting needed
+    for (std::size_t column = 0; column < kCostTerms;
+         ++column) {  // the matrix is positive semi-definite: no pivoting needed
       if (!(a[column][column] > 1e-12)) return false;
-      for (std::size_t i = 0; i < 3; ++i) {
+      for (std::size_t i = 0; i < kCostTerms; ++i) {
         if (i == column) continue;
         const double factor = a[i][column] / a[column][column];
-        for (std::size_t j = column; j < 4; ++j) a[i][j] -= factor * a[column][j];
+        for (std::size_t j = column; j <= kCostTerms; ++j) a[i][j] -= factor * a[column][j];
       }
     }
-    for (std::size_t i = 0; i < 3; ++i) x[i] = a[i][3] / a[i][i];
+    for (std::size_t i = 0; i < kCostTerms; ++i) x[i] = a[i][kCostTerms] / a[i][i];
     return true;
   }
 
-  [[nodiscard]] double residual(const std::array<double, 3>& x) const {
+  [[nodiscard]] double residual(const std::array<double, kCostTerms>& x) const {
     double r = target;
-    for (std::size_t i = 0; i < 3; ++i) {
+    for (std::size_t i = 0; i < kCostTerms; ++i) {
       r -= 2.0 * x[i] * right[i];
-      for (std::size_t j = 0; j < 3; ++j) r += x[i] * x[j] * gram[i][j];
+      for (std::size_t j = 0; j < kCostTerms; ++j) r += x[i] * x[j] * gram[i][j];
     }
     return r;
   }
@@ -155,26 +158,28 @@ inline Result<CostFit> fit_linear_cost(std::span<const CostSample> samples) {
           .at("samples[%zu]", s);
     }
     const double weight = 1.0 / sample.seconds;
-    const std::array<double, 3> row = {weight, weight * sample.rows,
-                                       weight * sample.rows * static_cast<double>(sample.context)};
-    for (std::size_t i = 0; i < 3; ++i) {
-      for (std::size_t j = 0; j < 3; ++j) normal.gram[i][j] += row[i] * row[j];
+    const std::array<double, detail::kCostTerms> row = {weight, weight * sample.rows,
+                                                        weight * sample.rows * static_cast<double>(sample.context),
+                                                        weight * sample.context};
+    for (std::size_t i = 0; i < detail::kCostTerms; ++i) {
+      for (std::size_t j = 0; j < detail::kCostTerms; ++j) normal.gram[i][j] += row[i] * row[j];
       normal.right[i] += row[i];
     }
     normal.target += 1.0;
   }
-  std::array<double, 3> scale{};
-  for (std::size_t i = 0; i < 3; ++i) scale[i] = 1.0 / std::sqrt(normal.gram[i][i]);
-  for (std::size_t i = 0; i < 3; ++i) {
-    for (std::size_t j = 0; j < 3; ++j) normal.gram[i][j] *= scale[i] * scale[j];
+  std::array<double, detail::kCostTerms> scale{};
+  for (std::size_t i = 0; i < detail::kCostTerms; ++i) scale[i] = 1.0 / std::sqrt(normal.gram[i][i]);
+  for (std::size_t i = 0; i < detail::kCostTerms; ++i) {
+    for (std::size_t j = 0; j < detail::kCostTerms; ++j) normal.gram[i][j] *= scale[i] * scale[j];
     normal.right[i] *= scale[i];
   }
 
-  std::array<double, 3> best{};
+  std::array<double, detail::kCostTerms> best{};
   double best_residual = normal.target;
-  for (unsigned subset = 1; subset < 8; ++subset) {  // larger subsets come later and must be better to win
-    std::array<double, 3> x{};
-    if (!normal.solve(subset, x) || x[0] < 0.0 || x[1] < 0.0 || x[2] < 0.0) continue;
+  for (unsigned subset = 1; subset < 1u << detail::kCostTerms;
+       ++subset) {  // larger subsets come later and must be better to win
+    std::array<double, detail::kCostTerms> x{};
+    if (!normal.solve(subset, x) || *std::min_element(x.begin(), x.end()) < 0.0) continue;
     const double r = normal.residual(x);
     if (r < best_residual) {
       best = x;
@@ -182,7 +187,7 @@ inline Result<CostFit> fit_linear_cost(std::span<const CostSample> samples) {
     }
   }
   CostFit fit;
-  fit.model = LinearCostModel(best[0] * scale[0], best[1] * scale[1], best[2] * scale[2]);
+  fit.model = LinearCostModel(best[0] * scale[0], best[1] * scale[1], best[2] * scale[2], best[3] * scale[3]);
   double squares = 0.0;
   for (const CostSample& sample : samples) {
     const double e = fit.model.seconds(sample.rows, sample.context) / sample.seconds - 1.0;

@@ -22,28 +22,32 @@ concept CostModel = requires(const C cost, std::int32_t rows, std::int32_t conte
   { cost.validate() } -> std::same_as<Status>;
 };
 
-// fixed + per_row·rows + per_pair·rows·context: launches, matrix products, attention. A row of a causal prompt sees half
-// of the context in the mean; per_pair holds that factor.
+// fixed + per_row·rows + per_pair·rows·context + per_context·context: launches, matrix products, attention, and bringing
+// the context's reused rows into the cache. A row of a causal prompt sees half of the context in the mean; per_pair holds
+// that factor.
 struct LinearCostModel {
-  double fixed_s = 0.0;     // a layer, whatever the rows
-  double per_row_s = 0.0;   // a row
-  double per_pair_s = 0.0;  // a row and a token of context
+  double fixed_s = 0.0;        // a layer, whatever the rows
+  double per_row_s = 0.0;      // a row
+  double per_pair_s = 0.0;     // a row and a token of context
+  double per_context_s = 0.0;  // a token of context
 
   LinearCostModel() = default;
-  LinearCostModel(double fixed, double per_row, double per_pair)
-      : fixed_s(fixed), per_row_s(per_row), per_pair_s(per_pair) {}
+  LinearCostModel(double fixed, double per_row, double per_pair, double per_context = 0.0)
+      : fixed_s(fixed), per_row_s(per_row), per_pair_s(per_pair), per_context_s(per_context) {}
 
   [[nodiscard]] double seconds(std::int32_t rows, std::int32_t context) const {
     if (rows <= 0) return 0.0;
-    return fixed_s + rows * (per_row_s + per_pair_s * context);
+    return fixed_s + rows * (per_row_s + per_pair_s * context) + per_context_s * context;
   }
 
   [[nodiscard]] Status validate() const {
     KVBLEND_RETURN_IF_ERROR(check(fixed_s, "fixed_s"));
     KVBLEND_RETURN_IF_ERROR(check(per_row_s, "per_row_s"));
     KVBLEND_RETURN_IF_ERROR(check(per_pair_s, "per_pair_s"));
-    if (fixed_s > 0.0 || per_row_s > 0.0 || per_pair_s > 0.0) return {};
-    return Status::error(StatusCode::invalid_argument, "fixed_s, per_row_s and per_pair_s are all 0").at("cost");
+    KVBLEND_RETURN_IF_ERROR(check(per_context_s, "per_context_s"));
+    if (fixed_s > 0.0 || per_row_s > 0.0 || per_pair_s > 0.0 || per_context_s > 0.0) return {};
+    return Status::error(StatusCode::invalid_argument, "fixed_s, per_row_s, per_pair_s and per_context_s are all 0")
+        .at("cost");
   }
 
  private:
