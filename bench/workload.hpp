@@ -67,7 +67,9 @@ inline void write(const Options& options, const nlohmann::ordered_json& json) {
   if (options.json.empty()) return;
   std::ofstream stream(options.json, std::ios::binary);
   stream << json.dump(1) << '\n';
-  if (!stream.flush()) require(Status::error(StatusCode::io_error, "cannot write %.150s", options.json.c_str()));
+  if (!stream.flush()) {
+    require(Status::error(StatusCode::io_error, "cannot write %.150s", options.json.c_str()).at("json"));
+  }
 }
 
 inline double seconds_since(std::chrono::steady_clock::time_point start) {

@@ -25,25 +25,28 @@ ConstMatrixMap view(const float* data, std::int64_t rows, std::int64_t columns, 
 }
 
 // Tiles of a product. Eigen packs both factors of every product anew, so large tiles are better until there are too few
-// to share out. Column tiles are whole numbers of kGateBlock pairs, which suits Eigen's register blocks too.
+// to share out. Since no row's result depends on the tile it is in (see kRowStep), the number of threads may choose them.
+// Columns go in whole register blocks of Eigen's, which a gate block is.
 constexpr std::int64_t kMaxTileRows = 384;
-constexpr std::int64_t kTileColumnStep = 2 * kGateBlock;
-constexpr std::int64_t kMaxTileColumns = 5 * kTileColumnStep;
-constexpr std::int64_t kWantedTiles = 8;
+constexpr std::int64_t kMaxTileColumns = 10 * kGateBlock;
 
 struct Tiling {
   std::int64_t rows, columns;  // of the product
   std::int64_t tile_rows, tile_columns;
   std::int64_t row_tiles, column_tiles;
 
-  Tiling(std::int64_t product_rows, std::int64_t product_columns) : rows(product_rows), columns(product_columns) {
+  Tiling(std::int64_t product_rows, std::int64_t product_columns, std::int64_t column_step, std::int64_t threads)
+      : rows(product_rows), columns(product_columns) {
     row_tiles = (rows + kMaxTileRows - 1) / kMaxTileRows;
-    tile_rows = ((rows + row_tiles - 1) / row_tiles + 3) / 4 * 4;  // Eigen works on four rows at a time
+    tile_rows = ((rows + row_tiles - 1) / row_tiles + 3) / 4 * 4;
     row_tiles = (rows + tile_rows - 1) / tile_rows;
-    tile_columns = kMaxTileColumns;
-    while (tile_columns > kTileColumnStep && row_tiles * ((columns + tile_columns - 1) / tile_columns) < kWantedTiles) {
-      tile_columns -= kTileColumnStep;
+    const std::int64_t wanted = threads > 1 ? 2 * threads : 1;  // as many for each thread
+    const std::int64_t most = (columns + column_step - 1) / column_step;
+    column_tiles = (columns + kMaxTileColumns - 1) / kMaxTileColumns;
+    while (column_tiles < most && (row_tiles * column_tiles < wanted || row_tiles * column_tiles % threads != 0)) {
+      ++column_tiles;
     }
+    tile_columns = ((columns + column_tiles - 1) / column_tiles + column_step - 1) / column_step * column_step;
     column_tiles = (columns + tile_columns - 1) / tile_columns;
   }
   [[nodiscard]] std::int64_t tiles() const { return row_tiles * column_tiles; }
@@ -152,7 +155,7 @@ std::int64_t scratch_floats(std::int64_t max_rows, std::int64_t head_dim, std::i
 
 void multiply(ThreadPool& pool, ConstMatrix x, const float* w, MutableMatrix y, bool accumulate) {
   if (y.rows == 0) return;
-  const Tiling tiling(padded_rows(y), y.columns);
+  const Tiling tiling(padded_rows(y), y.columns, kGateBlock, pool.threads());
   pool.run(tiling.tiles(), [&](std::int64_t tile, std::int32_t) {
     const std::int64_t row = tiling.first_row(tile);
     const std::int64_t column = tiling.first_column(tile);
@@ -170,7 +173,7 @@ void multiply(ThreadPool& pool, ConstMatrix x, const float* w, MutableMatrix y, 
 
 void multiply_gated(ThreadPool& pool, ConstMatrix x, const float* gate_up, MutableMatrix y, Scratch& scratch) {
   if (y.rows == 0) return;
-  const Tiling tiling(padded_rows(y), 2 * y.columns);
+  const Tiling tiling(padded_rows(y), 2 * y.columns, 2 * kGateBlock, pool.threads());
   pool.run(tiling.tiles(), [&](std::int64_t tile, std::int32_t worker) {
     const std::int64_t row = tiling.first_row(tile);
     const std::int64_t rows = tiling.row_count(tile);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The engine's arithmetic over plain arrays. Work is cut into tiles by the shapes alone, never by the number of threads,
-// so that results have the same bits on any. Eigen stays inside kernels.cpp.
+// The engine's arithmetic over plain arrays. A row's result depends neither on the rows that run with it nor on the number
+// of threads, to the bit. Eigen stays inside kernels.cpp.
 //
 // Matrices are row-major; `stride` is floats from row to row. Activations start at 64-byte boundaries and have strides
 // that are multiples of 16 floats.

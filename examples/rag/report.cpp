@@ -66,7 +66,11 @@ void print_table(const Report& report) {
 }
 
 Status check_writable(const std::string& path) {
-  if (std::ofstream(path, std::ios::binary | std::ios::app)) return {};
+  const bool existed = ::access(path.c_str(), F_OK) == 0;
+  if (std::ofstream(path, std::ios::binary | std::ios::app)) {
+    if (!existed) ::unlink(path.c_str());
+    return {};
+  }
   return Status::error(StatusCode::io_error, "cannot write %.150s", path.c_str()).at("json");
 }
 

@@ -15,7 +15,7 @@ namespace rag {
 struct Run {
   std::int32_t item = 0;
   std::string mode;      // full, prefix, reuse, blend
-  double ratio = 1;      // share of the reused tokens that was recomputed
+  double ratio = 1;      // share of the stored tokens to recompute, not counting an exact prefix
   std::string selector;  // "none" but for blend
   std::int32_t tokens = 0;
   double ttft_s = 0;                 // from the request to the first token's logits, everything included
@@ -25,7 +25,7 @@ struct Run {
   double select_s = 0;               // selecting
   double merge_s = 0;                // writing fresh rows into the cache
   double recompute_s = 0;            // the engine's passes
-  std::int32_t rows_recomputed = 0;  // reused tokens recomputed
+  std::int32_t rows_recomputed = 0;  // tokens of stored parts that were computed again
   double kl_vs_full = 0;             // nats a token, mean over the teacher-forced tokens
   double top1_agreement = 0;         // share of those tokens at which the most likely next token is the same
   std::string answer;
@@ -39,6 +39,7 @@ struct Report {
 };
 
 void print_table(const Report& report);
+// Leaves no new file behind.
 kvblend::Status check_writable(const std::string& path);
 kvblend::Status write_json(const Report& report, const std::string& path);
 

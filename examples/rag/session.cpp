@@ -49,7 +49,23 @@ double divergence(const std::vector<float>& truth, const std::vector<float>& got
     const double log_p = truth[i] - truth_sum;
     kl += std::exp(log_p) * (log_p - (got[i] - got_sum));
   }
-  return kl;
+  return std::max(kl, 0.0);  // rounding may leave -1e-16
+}
+
+// XXH3 of a model file, so that a store tells models of one name apart.
+Result<std::string> fingerprint_of(const std::string& path) {
+  const Result<PosixFile> file = PosixFile::open_for_reading(path);
+  KVBLEND_RETURN_IF_ERROR(file.status);
+  const Result<std::int64_t> size = file.value.size();
+  KVBLEND_RETURN_IF_ERROR(size.status);
+  Xxh3Hash hash;
+  std::vector<std::byte> piece(std::size_t{1} << 20);
+  for (std::int64_t done = 0; done < size.value; done += static_cast<std::int64_t>(piece.size())) {
+    piece.resize(static_cast<std::size_t>(std::min(size.value - done, static_cast<std::int64_t>(piece.size()))));
+    KVBLEND_RETURN_IF_ERROR(file.value.read_at(done, piece));
+    hash.update(piece);
+  }
+  return to_hex(hash.finish());
 }
 
 }  // namespace
@@ -63,11 +79,13 @@ Result<std::unique_ptr<Session>> Session::open(const Options& options) {
   if (!model.ok()) return model.status;
   auto tokenizer = eigen_engine::Tokenizer::load(options.model.c_str());
   if (!tokenizer.ok()) return tokenizer.status;
+  auto fingerprint = fingerprint_of(options.model);
+  if (!fingerprint.ok()) return fingerprint.status;
   std::unique_ptr<Session> session(new Session(options, std::move(model.value), std::move(tokenizer.value)));
 
   const eigen_engine::ModelConfig& config = session->model_.config();
   session->identity_.name = options.model.substr(options.model.find_last_of('/') + 1);
-  session->identity_.fingerprint = config.architecture;
+  session->identity_.fingerprint = std::move(fingerprint.value);
   session->identity_.dtype = DType::f32;
   session->identity_.layers = config.layers;
   session->identity_.kv_heads = config.kv_heads;
@@ -87,7 +105,7 @@ Status Session::tokenize(const PromptFile& file, std::vector<TokenizedItem>& ite
   std::string behind = "\nAnswer:";
   const std::array<eigen_engine::ChatMessage, 2> messages = {{{"system", file.instructions}, {"user", marker}}};
   if (const auto text = tokenizer_.chat(messages, true); text.ok()) {
-    const std::size_t at = text.value.find(marker);
+    const std::size_t at = text.value.rfind(marker);
     if (at != std::string::npos) {
       before = text.value.substr(0, at);
       behind = text.value.substr(at + marker.size());
@@ -151,18 +169,20 @@ Status Session::store(const std::vector<TokenId>& tokens) {
 }
 
 Status Session::calibrate(const std::vector<TokenizedItem>& items) {
+  const auto shorter = [](const auto& a, const auto& b) { return a.size() < b.size(); };
   const auto& longest = *std::max_element(items.begin(), items.end(),
-                                          [](const auto& a, const auto& b) { return a.all.size() < b.all.size(); });
+                                          [&](const auto& a, const auto& b) { return shorter(a.all, b.all); });
+  const auto& part = *std::max_element(longest.reusable.begin(), longest.reusable.end(), shorter);
   CalibrationOptions options;
   options.max_context = std::max(static_cast<std::int32_t>(longest.all.size()), 64);
   ChunkHandle chunk;
-  KVBLEND_RETURN_IF_ERROR(encode(longest.reusable.back(), chunk));
+  KVBLEND_RETURN_IF_ERROR(encode(part, chunk));
   const Result<CostFit> fit = kvblend::calibrate(LayerTime{*engine_, pool_, chunk}, options);
   KVBLEND_RETURN_IF_ERROR(fit.status);
   cost_ = fit.value.model;
 
   if (options_.store == "file") {
-    auto reader = file_tier_.find(identity_of(longest.reusable.back()));
+    auto reader = file_tier_.find(identity_of(part));
     KVBLEND_RETURN_IF_ERROR(reader.status);
     std::vector<std::byte> layer(static_cast<std::size_t>(layer_bytes(reader.value.identity())));
     const auto start = std::chrono::steady_clock::now();
@@ -204,7 +224,7 @@ Status Session::run(const PromptFile& file, Report& report) {
 Status Session::run_item(const TokenizedItem& item, Progress& progress, const std::string& label, Report& report) {
   const std::array<const char*, 4> modes = {"full", "prefix", "reuse", "blend"};
   std::array<std::vector<Run>, 4> runs;
-  std::array<std::vector<float>, 4> logits;
+  std::vector<float> first;  // logits of the prompt's last row
   // The modes take turns, so that a busy moment of the machine does not fall on one of them alone.
   for (std::int32_t repeat = 0; repeat < options_.repeats; ++repeat) {
     for (std::size_t m = 0; m < modes.size(); ++m) {
@@ -212,7 +232,7 @@ Status Session::run_item(const TokenizedItem& item, Progress& progress, const st
       Run run;
       run.mode = modes[m];
       run.tokens = static_cast<std::int32_t>(item.all.size());
-      KVBLEND_RETURN_IF_ERROR(run_mode(item, run, logits[m]));
+      KVBLEND_RETURN_IF_ERROR(run_mode(item, run, first));
       runs[m].push_back(run);
     }
   }
@@ -223,7 +243,6 @@ Status Session::run_item(const TokenizedItem& item, Progress& progress, const st
     std::nth_element(runs[m].begin(), middle, runs[m].end(),
                      [](const Run& a, const Run& b) { return a.ttft_s < b.ttft_s; });
     Run run = *middle;
-    std::vector<float> first;
     Run again = run;  // fills the cache as this mode does; its times are not counted
     KVBLEND_RETURN_IF_ERROR(run_mode(item, again, first));
     Reference own;
@@ -248,8 +267,7 @@ Status Session::run_mode(const TokenizedItem& item, Run& run, std::vector<float>
   if (run.mode == "full") {
     KVBLEND_RETURN_IF_ERROR(full_recompute(item, run, logits));
   } else if (run.mode == "prefix") {
-    KVBLEND_RETURN_IF_ERROR(reuse(item, 1, 0.0, run, logits));
-    run.ratio = 1;  // nothing behind the prefix is reused
+    KVBLEND_RETURN_IF_ERROR(prefix(item, run, logits));
   } else if (run.mode == "reuse") {
     KVBLEND_RETURN_IF_ERROR(reuse(item, item.reusable.size(), 0.0, run, logits));
   } else if (options_.ratio) {
@@ -264,10 +282,19 @@ Status Session::run_mode(const TokenizedItem& item, Run& run, std::vector<float>
 Status Session::full_recompute(const TokenizedItem& item, Run& run, std::vector<float>& logits) {
   const auto start = std::chrono::steady_clock::now();
   run.ratio = 1;
-  run.rows_recomputed = 0;
+  run.rows_recomputed = static_cast<std::int32_t>(item.all.size() - item.question.size());
   KVBLEND_RETURN_IF_ERROR(engine_->prefill(item.all));
   KVBLEND_RETURN_IF_ERROR(engine_->logits(logits));
   run.recompute_s = seconds_since(start);
+  return {};
+}
+
+// Reuses the instructions; the passages are recomputed as if they were new.
+Status Session::prefix(const TokenizedItem& item, Run& run, std::vector<float>& logits) {
+  KVBLEND_RETURN_IF_ERROR(reuse(item, 1, 0.0, run, logits));
+  run.ratio = 1;
+  run.rows_recomputed =
+      static_cast<std::int32_t>(item.all.size() - item.question.size() - item.reusable.front().size());
   return {};
 }
 
@@ -335,14 +362,18 @@ Status Session::blend_with(const Selector& selector, Request& request, Run& run,
   return {};
 }
 
-Status Session::reuse(const TokenizedItem& item, std::size_t cached, double ratio, Run& run,
-                      std::vector<float>& logits) {
-  Request request;
-  KVBLEND_RETURN_IF_ERROR(look_up(item, cached, request));
+Status Session::blend_at(double ratio, Request& request, Run& run, std::vector<float>& logits) {
   run.ratio = ratio;
   if (ratio > 0) run.selector = options_.selector;
   return with_selector(options_.selector, options_.schedule, ratio,
                        [&](const auto& selector) { return blend_with(selector, request, run, logits); });
+}
+
+Status Session::reuse(const TokenizedItem& item, std::size_t cached, double ratio, Run& run,
+                      std::vector<float>& logits) {
+  Request request;
+  KVBLEND_RETURN_IF_ERROR(look_up(item, cached, request));
+  return blend_at(ratio, request, run, logits);
 }
 
 // Asks the planner, and does what it says.
@@ -372,14 +403,11 @@ Status Session::planned(const TokenizedItem& item, Run& run, std::vector<float>&
   switch (plan.value.mode) {
     case PlanMode::nothing:
     case PlanMode::full_recompute: return full_recompute(item, run, logits);
-    case PlanMode::prefix: return reuse(item, 1, 0.0, run, logits);
+    case PlanMode::prefix: return prefix(item, run, logits);
     case PlanMode::reuse:
     case PlanMode::blend: break;
   }
-  run.ratio = plan.value.ratio;
-  run.selector = options_.selector;
-  return with_selector(options_.selector, options_.schedule, run.ratio,
-                       [&](const auto& selector) { return blend_with(selector, request, run, logits); });
+  return blend_at(plan.value.ratio, request, run, logits);
 }
 
 // Greedy, from the logits of the prompt's last row on; ends with the model's end token.

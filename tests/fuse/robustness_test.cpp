@@ -2,6 +2,9 @@
 //
 // What a blend does with bad input, with failures in its middle, with other memory than the plain one, and with the
 // prompts that broke other engines.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // g++ sees only one half of the operators replaced below
+#endif
 #include "scene.hpp"
 
 #include <doctest/doctest.h>

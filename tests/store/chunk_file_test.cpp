@@ -3,6 +3,9 @@
 // Chunk files: what is written comes back, and whatever was done to a file in between is noticed and named.
 #include "fixtures.hpp"
 
+#include <sys/resource.h>
+
+#include <csignal>
 #include <random>
 
 using namespace kvblend_test;
@@ -364,4 +367,43 @@ TEST_CASE("a layer is read only into room of its size") {
   CHECK(reader.value.read_layer(-1, room).code() == StatusCode::out_of_range);
   room.pop_back();
   CHECK(reader.value.read_layer(0, room).code() == StatusCode::invalid_argument);
+}
+
+TEST_CASE("an error ends with the file's name, however long the path") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / std::string(120, 'd') + "/the_chunk.safetensors";
+  CHECK(says(FileReader::open(path).status, "the_chunk.safetensors |"));
+}
+
+TEST_CASE("a header of nothing but brackets is refused") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "deep.safetensors";
+  for (const char* unit : {"[", "{\"a\":"}) {
+    std::string json;
+    while (json.size() < 4000000) json += unit;
+    write_file(path, with_length(json));
+    CHECK(says(FileReader::open(path).status, "is not JSON"));
+    const std::string closing(json.size() / std::strlen(unit), unit[0] == '[' ? ']' : '}');
+    write_file(path, with_length(json + (unit[0] == '[' ? "" : "1") + closing));
+    CHECK(FileReader::open(path).status.code() == StatusCode::corrupt);
+  }
+}
+
+TEST_CASE("a file that cannot grow is an error with its name, and the old one stays") {
+  const TemporaryDirectory directory;
+  const Chunk chunk = filled_chunk(small_identity({1, 2, 3}));
+  REQUIRE(write_chunk_file(directory / "f", chunk).ok());
+  const std::string before = read_file(directory / "f");
+  rlimit old{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit tight{1000, old.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &tight) == 0);
+  const Status status = write_chunk_file(directory / "f", filled_chunk(small_identity({4, 5, 6}), 1));
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &old) == 0);
+  std::signal(SIGXFSZ, handler);
+  CHECK(status.code() == StatusCode::io_error);
+  CHECK(says(status, "/f | cannot write"));
+  CHECK(read_file(directory / "f") == before);
+  CHECK(directory.entries() == 1);
 }

@@ -108,3 +108,20 @@ TEST_CASE("a chunk without tokens is a chunk") {
   REQUIRE(load_chunk(reader, copy).ok());
   CHECK(same_bytes(chunk, copy));
 }
+
+TEST_CASE("a chunk that was moved from has nothing, and the other has all") {
+  Chunk first = filled_chunk(small_identity({5, 6, 7}), 1);
+  const std::byte* memory = first.layer(0).data();
+  Chunk second = std::move(first);
+  CHECK(second.layer(0).data() == memory);
+  CHECK(first.layers() == 0);  // NOLINT: what is left of it is the test
+  CHECK(first.tokens() == 0);
+  CHECK(first.layer(0).empty());
+  CHECK_FALSE(first.key_plane<F32Codec>(0).layout.contains(0));
+  // Over one of another size: each memory is given back with its own.
+  Chunk third = filled_chunk(small_identity(std::vector<TokenId>(3000, 1)), 2);
+  third = std::move(second);
+  CHECK(same_bytes(third, filled_chunk(small_identity({5, 6, 7}), 1)));
+  first = filled_chunk(small_identity({8}), 3);
+  CHECK(same_bytes(first, filled_chunk(small_identity({8}), 3)));
+}

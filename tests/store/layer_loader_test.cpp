@@ -427,3 +427,42 @@ TEST_CASE("times are told for each layer") {
   CHECK(loader.load_seconds(kLayers) == 0.0);
   CHECK(loader.load_seconds(-1) == 0.0);
 }
+
+TEST_CASE("starting a second time is an error, not a wait for layers that nobody releases") {
+  const Scene scene;
+  MemoryReader a(scene.a);
+  const std::array<ChunkSource, 5> sources = {ChunkSource(), ChunkReaderRef(a), scene.b, ChunkSource(),
+                                              ChunkReaderRef(a)};
+  std::vector<std::byte> staging(static_cast<std::size_t>(Loader::staging_bytes(scene.prompt, sources, 1)));
+  Loader loader;
+  for (int round = 0; round < 2; ++round) {
+    REQUIRE(loader.open(scene.model, scene.prompt, sources, 1, staging).ok());
+    REQUIRE(loader.start().ok());
+    CHECK(says(loader.start(), "started already"));
+    for (std::int32_t layer = 0; layer < kLayers; ++layer) {
+      REQUIRE(loader.wait(layer).ok());
+      CHECK(shows_layer(loader, scene, layer));
+      loader.release(layer);
+    }
+    CHECK(says(loader.start(), "started already"));
+  }
+}
+
+TEST_CASE("a reader whose identity contradicts itself is refused") {
+  struct LyingReader {
+    ChunkIdentity stated;
+    [[nodiscard]] const ChunkIdentity& identity() const { return stated; }
+    [[nodiscard]] ChunkInfo info() const { return {stated.tokens, stated.first_position, stated.context, {}}; }
+    Status read_layer(std::int32_t, std::span<std::byte>) { return {}; }
+  };
+  LyingReader reader{small_identity({1, 2, 3}, DType::f16, kLayers)};
+  reader.stated.layer_rope.pop_back();
+  const ChunkInfo info = reader.info();
+  std::array<Segment, 1> segments = {cached_segment(info)};
+  const Result<Prompt> prompt = Prompt::make(segments, Position(10));
+  REQUIRE(prompt.ok());
+  const std::array<ChunkSource, 1> sources = {ChunkReaderRef(reader)};
+  std::vector<std::byte> staging(static_cast<std::size_t>(Loader::staging_bytes(prompt.value, sources, 1)));
+  Loader loader;
+  CHECK(says(loader.open(reader.stated.model, prompt.value, sources, 1, staging), "segment 0, layer_rope"));
+}

@@ -250,3 +250,14 @@ TEST_CASE("a chunk goes from memory to a file and back") {
   REQUIRE(memory.insert(share(std::move(chunk))).ok());
   CHECK(same_bytes(*memory.find(identity), filled_chunk(identity)));
 }
+
+TEST_CASE("file tier: what cannot be opened to see what it is stays") {
+  const TemporaryDirectory directory;
+  Result<FileTier<>> tier = FileTier<>::open(directory.path());
+  REQUIRE(tier.ok());
+  const ChunkIdentity identity = small_identity({1, 2, 3});
+  REQUIRE(::mkfifo(tier.value.path_of(identity).c_str(), 0600) == 0);
+  CHECK(tier.value.find(identity).status.code() == StatusCode::invalid_argument);
+  CHECK(tier.value.erase(identity).code() == StatusCode::invalid_argument);
+  CHECK(directory.entries() == 1);
+}

@@ -89,22 +89,25 @@ struct ToBFloat16 {
 // local arrays are what compilers vectorise at -O2 as well.
 template <class From, class To, class Convert>
 void convert(const void* source, void* destination, std::int64_t count, Convert convert_one) {
-  constexpr std::int64_t kBlock = 16;
+  constexpr std::size_t kBlock = 16;
   const auto* in = static_cast<const std::byte*>(source);
   auto* out = static_cast<std::byte*>(destination);
-  std::int64_t i = 0;
-  for (; i + kBlock <= count; i += kBlock) {
+  const std::size_t size = count > 0 ? static_cast<std::size_t>(count) : 0;
+  for (std::size_t blocks = size / kBlock; blocks > 0; --blocks) {
     From from[kBlock];
     To to[kBlock];
-    std::memcpy(from, in + i * std::int64_t{sizeof(From)}, sizeof from);
-    for (std::int64_t j = 0; j < kBlock; ++j) to[j] = convert_one(from[j]);
-    std::memcpy(out + i * std::int64_t{sizeof(To)}, to, sizeof to);
+    std::memcpy(from, in, sizeof from);
+    for (std::size_t j = 0; j < kBlock; ++j) to[j] = convert_one(from[j]);
+    std::memcpy(out, to, sizeof to);
+    in += sizeof from;
+    out += sizeof to;
   }
-  for (; i < count; ++i) {
+  const std::size_t rest = size % kBlock;
+  for (std::size_t j = 0; j < rest; ++j) {
     From from;
-    std::memcpy(&from, in + i * std::int64_t{sizeof(From)}, sizeof from);
+    std::memcpy(&from, in + j * sizeof from, sizeof from);
     const To to = convert_one(from);
-    std::memcpy(out + i * std::int64_t{sizeof(To)}, &to, sizeof to);
+    std::memcpy(out + j * sizeof to, &to, sizeof to);
   }
 }
 

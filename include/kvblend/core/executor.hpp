@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Executor: the caller's threads. The library starts none of its own; CPU back ends hand their blocks to this policy.
+// Executor: the caller's threads. Back ends start none of their own: the CPU ones hand their blocks to this policy.
 #pragma once
 
 #include <kvblend/core/config.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Backend: the bulk operations a blend does itself - rotate, copy, measure, merge, pick. Everything else is the host's.
-// PortableBackend is the readable reference; eigen/ and cuda/ have the same operations in other clothes.
+// PortableBackend is the readable reference; eigen/ has the same operations in other clothes.
 #pragma once
 
 #include <kvblend/core/status.hpp>

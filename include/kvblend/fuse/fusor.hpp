@@ -236,6 +236,8 @@ Status LayerwiseFusor<Selector, Backend, Angles>::place(std::int32_t layer, cons
                                                         const Keys& keys, const Values& values) {
   using Stored = decltype(source.keys(0, layer));
   static_assert(BackendFor<Backend, Stored, Keys>, "kvblend: the back end cannot move stored rows into these planes");
+  if (prompt_ == nullptr) return Status::error(StatusCode::invalid_argument, "was not called").at("begin");
+  if (runs_.empty()) return {};  // nothing is cached: the source is not asked
   {
     Stopwatch watch(report_.load_s);
     KVBLEND_RETURN_IF_ERROR(source.wait(layer));

@@ -19,7 +19,7 @@ namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 // A LayerwiseHost keeps a KV cache with one row a token, and the hidden states of the active rows. A blend calls
 //
 //   begin(prompt)                 room for prompt.rows() rows, of which the resident ones hold KV; nothing of the blend
-//                                 is part of the cache until commit
+//                                 is part of the cache until commit. The prompt lives until commit or abort
 //   embed(rows)                   the active set is now `rows`; their hidden states are their tokens' embeddings
 //   for each layer
 //     project(layer, rows)        queries, keys and values of the active rows, rotated to their positions, into the
@@ -28,7 +28,7 @@ namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 //     attend(layer, rows, kept)   the active set narrows to rows[kept[i]] (kept ascends); each row attends to every
 //                                 cached row at a position ≤ its own; then the rest of the layer
 //   commit(rows)                  rows [0, rows) are the cache now; decoding can go on. Only called after success.
-//   abort()                       forget the blend; resident rows stay. Called after any failure.
+//   abort()                       forget the blend; resident rows stay. Called after any failure but begin's own
 //
 // rows and kept may be empty, where nothing runs or no logits are wanted.
 // The host reports a failure of its own as StatusCode::host_error; the blend then aborts and passes it on.

@@ -9,6 +9,7 @@
 #include <kvblend/fuse/place.hpp>
 #include <kvblend/memory/rows.hpp>
 #include <kvblend/rope/rotate.hpp>
+#include <kvblend/rope/shifter.hpp>
 #include <kvblend/select/deviation.hpp>
 #include <kvblend/select/top_k.hpp>
 
@@ -18,13 +19,7 @@
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
-struct PortableBackend {
-  template <ReadablePlane P, WritablePlane Q>
-  void shift(const RopeSpec& spec, const RotationTable& table, const ShiftRun& run, const P& source,
-             const Q& destination) const {
-    shift_rows<PortableRotation>(spec, table, run, 0, run.count, source, destination);
-  }
-
+struct PortableBackend : PortableMover {
   template <class Stored, WritablePlane Keys, WritablePlane Values>
   void place(const RopeSpec& spec, std::span<const PlacedRun> runs, const Stored& stored, const Keys& keys,
              const Values& values) const {

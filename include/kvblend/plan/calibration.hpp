@@ -99,8 +99,8 @@ namespace detail {
 
 inline constexpr std::size_t kCostTerms = 4;
 
-// Normal equations of the cost's terms as columns, scaled to unit diagonal. With so few, non-negative least squares is a look at
-// every subset of columns: the best of those whose solution is non-negative is the optimum.
+// Normal equations of the cost's terms as columns, scaled to unit diagonal. With so few, non-negative least squares is a
+// look at every subset of columns: the best of those whose solution is non-negative is the optimum.
 struct CostNormal {
   std::array<std::array<double, kCostTerms>, kCostTerms> gram{};
   std::array<double, kCostTerms> right{};

@@ -18,6 +18,8 @@
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
+// What the engine is to do. For full_recompute and prefix it makes its prompt anew, with fresh segments in the place of
+// the cached ones that are not loaded; reuse and blend take the prompt as planned and a RatioBudget of Plan::ratio.
 enum class PlanMode : std::uint8_t {
   nothing,         // the prompt is empty
   full_recompute,  // load nothing, run every row that is not resident

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <ranges>
 #include <span>
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
@@ -83,7 +84,9 @@ struct Segment {
   return segment;
 }
 
-// A segment points to its chunk: a temporary would be gone before the prompt is.
+// A segment points to its tokens and its chunk: temporaries would be gone before the prompt is.
+template <std::ranges::range R>
+requires(!std::ranges::borrowed_range<R>) Segment fresh_segment(R&& tokens, Position first = kNextPosition) = delete;
 Segment cached_segment(const ChunkInfo&& chunk, Position first = kNextPosition) = delete;
 Segment cached_segment(const ChunkInfo&& chunk, std::int32_t offset, std::int32_t count,
                        Position first = kNextPosition) = delete;

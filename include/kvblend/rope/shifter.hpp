@@ -22,7 +22,7 @@
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
-// The default way to move rows: this thread, plain loops. Any back end (fuse/backend.hpp) may stand in its place.
+// The default way to move rows: this thread, plain loops. PortableBackend and EigenBackend may stand in its place.
 struct PortableMover {
   template <ReadablePlane P, WritablePlane Q>
   void shift(const RopeSpec& spec, const RotationTable& table, const ShiftRun& run, const P& source,

@@ -8,6 +8,7 @@
 #include <kvblend/core/status.hpp>
 #include <kvblend/core/types.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -38,7 +39,12 @@ struct RopeSpec {
   [[nodiscard]] std::span<const double> frequencies() const {
     return {inv_freq.data(), static_cast<std::size_t>(pairs())};
   }
-  friend bool operator==(const RopeSpec&, const RopeSpec&) = default;
+  // Frequencies beyond pairs() mean nothing.
+  friend bool operator==(const RopeSpec& a, const RopeSpec& b) {
+    return a.head_dim == b.head_dim && a.rotary_dim == b.rotary_dim && a.rotary_offset == b.rotary_offset &&
+           a.pairing == b.pairing && a.attention_factor == b.attention_factor &&
+           std::equal(a.frequencies().begin(), a.frequencies().end(), b.frequencies().begin());
+  }
 };
 
 [[nodiscard]] constexpr const char* to_string(RopePairing pairing) {

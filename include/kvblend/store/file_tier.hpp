@@ -50,13 +50,12 @@ class FileTier {
     return FileReader::open(path_of(identity), identity);
   }
 
-  // Open readers can go on reading. StatusCode::not_found if there is none; a file that holds another chunk stays.
+  // Open readers can go on reading. StatusCode::not_found if there is none; a file that holds another chunk stays, and
+  // so does one that cannot be opened to see.
   Status erase(const ChunkIdentity& identity) const {
     const std::string path = path_of(identity);
-    const Result<FileReader> reader = FileReader::open(path, identity);
-    if (reader.status.code() == StatusCode::not_found || reader.status.code() == StatusCode::mismatch) {
-      return reader.status;
-    }
+    const Status found = FileReader::open(path, identity).status;
+    if (!found.ok() && found.code() != StatusCode::corrupt && found.code() != StatusCode::unsupported) return found;
     if (::unlink(path.c_str()) != 0) return detail::system_error(errno, "cannot remove", detail::tail_of(path));
     return {};
   }

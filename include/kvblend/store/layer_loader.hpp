@@ -51,13 +51,14 @@ class LayerwiseLoader {
                                                   std::int32_t depth);
 
   // Checks every source against the model and against what its segment says, and lays out the ring. `depth` layers are
-  // held at once; layers() or more keeps all. The prompt is not used afterwards. Errors name segment and field: a
-  // source that is missing, of another model, shape or dtype, or not of the tokens, context and position its segment
-  // states; depth below 1; staging too small.
+  // held at once; layers() or more keeps all. The prompt is not used afterwards; `staging` and the readers must live
+  // until stop() or the loader's end, so declare them before the loader. Errors name segment and field: a source that
+  // is missing, of another model, shape or dtype, or not of the tokens, context and position its segment states; depth
+  // below 1; staging too small.
   Status open(const ModelIdentity& model, const Prompt& prompt, std::span<const ChunkSource> sources,
               std::int32_t depth, std::span<std::byte> staging);
 
-  // Runs the loading loop through the launcher.
+  // Runs the loading loop through the launcher, once after each open.
   Status start();
   // The loading loop itself: returns when all layers are loaded, at the first error, or after stop().
   Status run();
@@ -65,9 +66,9 @@ class LayerwiseLoader {
   // StatusCode::cancelled. Layers that were loaded stay valid. Not to be called by a reader.
   void stop();
 
-  // Blocks until the layer is loaded and verified. Errors name segment and tensor; layers before the one that failed
-  // are still fine. Also errors: a layer that was released and whose slot may be in use again, and one that can never
-  // be loaded since `depth` earlier ones are not released.
+  // Blocks until the layer is loaded and verified: forever, if nobody calls start() or run(). Errors name segment and
+  // tensor; layers before the one that failed are still fine. Also errors: a layer that was released and whose slot may
+  // be in use again, and one that can never be loaded since `depth` earlier ones are not released.
   Status wait(std::int32_t layer);
   // Between wait(layer) and release(layer). Planes over all rows of the segment's chunk; without rows for segments that
   // are not cached, or are empty.
@@ -137,6 +138,7 @@ class LayerwiseLoader {
   // Guarded by the mutex. Layers come in order, so one number is the event of each.
   std::int32_t loaded_ = 0;    // layers below are loaded
   std::int32_t released_ = 0;  // layers below are released
+  bool started_ = false;
   bool running_ = false;
   Status status_;
   std::vector<double> load_seconds_;
@@ -179,6 +181,7 @@ Status LayerwiseLoader<C, L>::check_source(const ModelIdentity& model, const Seg
   }
   const ChunkIdentity& identity = source.chunk != nullptr ? source.chunk->identity() : source.reader.identity();
   Status status = check_same(model, identity.model);
+  if (status.ok()) status = validate(identity);
   if (status.ok()) status = detail::check_same_tokens("tokens", segment.chunk->tokens, identity.tokens);
   if (status.ok()) status = detail::check_same_tokens("context", segment.chunk->context, identity.context);
   if (status.ok() && segment.chunk->first_position != identity.first_position) {
@@ -249,7 +252,7 @@ Status LayerwiseLoader<C, L>::open(const ModelIdentity& model, const Prompt& pro
   loaded_ = slot_bytes == 0 ? layers_ : 0;
   load_seconds_.assign(static_cast<std::size_t>(layers_), 0.0);
   wait_seconds_.assign(static_cast<std::size_t>(layers_), 0.0);
-  stopped_ = false;
+  started_ = stopped_ = false;
   return {};
 }
 
@@ -258,11 +261,15 @@ Status LayerwiseLoader<C, L>::start() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (layers_ == 0) return Status::error(StatusCode::invalid_argument, "was not opened").at("loader");
+    // Launching again would wait for the loop, which may wait for this thread to release a layer.
+    if (started_ || running_) return Status::error(StatusCode::invalid_argument, "was started already").at("loader");
     if (loaded_ == layers_) return {};
+    started_ = true;
   }
   Status status = launcher_.launch(&enter, this);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!status.ok() && status_.ok()) status_ = status;
+  changed_.notify_all();
   return status;
 }
 

@@ -86,10 +86,13 @@ class ReplacementFile {
   }
 
   static Result<ReplacementFile> create(const std::string& path);
-  Status write(std::span<const std::byte> bytes) { return file_.write(bytes); }
+  Status write(std::span<const std::byte> bytes) { return named(file_.write(bytes)); }
   Status commit();
 
  private:
+  // The same with the path in it.
+  Status named(const Status& status) const;
+
   PosixFile file_;
   std::string path_;
   std::string temporary_;
@@ -99,9 +102,9 @@ class ReplacementFile {
 
 namespace detail {
 
-// The end of a path, as much as an error message has room for.
+// The end of a path, as much as Status::where() has room for.
 inline const char* tail_of(const std::string& path) {
-  constexpr std::size_t kRoom = 90;
+  constexpr std::size_t kRoom = 63;
   return path.c_str() + (path.size() > kRoom ? path.size() - kRoom : 0);
 }
 
@@ -202,9 +205,14 @@ inline Result<ReplacementFile> ReplacementFile::create(const std::string& path) 
   return Result<ReplacementFile>(std::move(replacement));  // spelled out for nvcc, which would copy
 }
 
+inline Status ReplacementFile::named(const Status& status) const {
+  if (status.ok()) return {};
+  return Status::error(status.code(), "%s", status.message()).at("%s", detail::tail_of(path_));
+}
+
 inline Status ReplacementFile::commit() {
-  KVBLEND_RETURN_IF_ERROR(file_.sync());
-  KVBLEND_RETURN_IF_ERROR(file_.close_checked());
+  KVBLEND_RETURN_IF_ERROR(named(file_.sync()));
+  KVBLEND_RETURN_IF_ERROR(named(file_.close_checked()));
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
     return detail::system_error(errno, "cannot replace", detail::tail_of(path_));
   }

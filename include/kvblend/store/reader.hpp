@@ -100,6 +100,7 @@ inline Status check_layer_read(const ChunkIdentity& identity, std::int32_t layer
 class MemoryReader {
  public:
   MemoryReader() = default;
+  // `chunk` is not null.
   explicit MemoryReader(ChunkHandle chunk) : chunk_(std::move(chunk)) {}
 
   [[nodiscard]] const ChunkIdentity& identity() const { return chunk_->identity(); }
