@@ -102,7 +102,8 @@ double largest_difference(const std::vector<float>& a, const std::vector<float>&
   return largest;
 }
 
-std::vector<float> prefill_logits(Engine& engine, const std::vector<TokenId>& tokens) {
+// Of the last row, in an emptied cache.
+std::vector<float> full_prefill_logits(Engine& engine, const std::vector<TokenId>& tokens) {
   engine.clear();
   require_ok(engine.prefill(tokens));
   return logits_of(engine);
@@ -118,7 +119,7 @@ TEST_CASE("a blend at ratio 1 gives full prefill's logits, and decoding goes on 
         const Model model = small_model(pairing, bias, tied);
         Stored stored(model, {7, 30, 41, 25, 9});
         Engine engine(model, stored.prompt.rows() + 4, pool);
-        const std::vector<float> full = prefill_logits(engine, stored.all);
+        const std::vector<float> full = full_prefill_logits(engine, stored.all);
         require_ok(engine.decode(3));
         const std::vector<float> next = logits_of(engine);
         const auto check = [&](auto selector) {
@@ -164,7 +165,7 @@ TEST_CASE("real model: a blend at ratio 1 gives full prefill's logits") {
   Stored stored(model.value, {26, 90, 101, 77, 23});
   ThreadPool pool(2);
   Engine engine(model.value, stored.prompt.rows(), pool);
-  const std::vector<float> full = prefill_logits(engine, stored.all);
+  const std::vector<float> full = full_prefill_logits(engine, stored.all);
   CHECK(largest_difference(stored.blend_logits(engine, pool, at_ratio<FirstK>(1)), full) <= 1e-4);
   CHECK(largest_difference(stored.blend_logits(engine, pool, at_ratio<KeyValueDeviation>(1)), full) <= 1e-4);
   // Full reuse is something else, or the test would show nothing.

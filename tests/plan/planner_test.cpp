@@ -127,7 +127,7 @@ TEST_CASE("a layer of 256 tokens of 4096 bytes takes 131.07 us at 8 GB/s") {
   CHECK(plan.value.active_rows == 131);
 }
 
-TEST_CASE("bandwidth 0 recomputes all and says which tier; infinite gives the least ratio; others are errors") {
+TEST_CASE("bandwidth 0 recomputes all and says which tier, infinite gives the least ratio, others are errors") {
   PromptBuilder builder;
   builder.fresh(16).cached(256).fresh(16);
   const Prompt prompt = builder.make();

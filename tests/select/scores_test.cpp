@@ -178,7 +178,7 @@ TEST_CASE("key and value deviation are each divided by their mean") {
   }
 }
 
-TEST_CASE("a side without deviation says nothing; NaN and infinity stay in their own row") {
+TEST_CASE("a side without deviation says nothing, NaN and infinity stay in their own row") {
   CHECK(deviation_scores({0.0f, 0.0f}, {1.0f, 3.0f}) == std::vector<float>{0.5f, 1.5f});
   CHECK(deviation_scores({2.0f, 6.0f}, {0.0f, 0.0f}) == std::vector<float>{0.5f, 1.5f});
   CHECK(deviation_scores({0.0f, 0.0f}, {0.0f, 0.0f}) == std::vector<float>{0.0f, 0.0f});

@@ -196,7 +196,7 @@ TEST_CASE("the loop may run on a thread of the caller's") {
   CHECK(outcome.ok());
 }
 
-TEST_CASE("a read that fails is named; layers before it stay good, those after it end at once") {
+TEST_CASE("a read that fails is named, layers before it stay good, those after it end at once") {
   const Scene scene;
   FaultyReader a{MemoryReader(scene.a), 3};
   const std::array<ChunkSource, 5> sources = {ChunkSource(), scene.a, scene.b, ChunkSource(), ChunkReaderRef(a)};

@@ -72,7 +72,7 @@ TEST_CASE("two readers of one link share its bandwidth") {
   CHECK(time == doctest::Approx(2.0));
 }
 
-TEST_CASE("links that cannot be are refused at the first read; an infinite bandwidth costs latency only") {
+TEST_CASE("links that cannot be are refused at the first read, an infinite bandwidth costs latency only") {
   double time = 0;
   MemoryReader memory(share(filled_chunk(small_identity({1, 2, 3}))));
   std::vector<std::byte> room(192, std::byte{7});

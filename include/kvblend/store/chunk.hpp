@@ -5,6 +5,7 @@
 #pragma once
 
 #include <kvblend/memory/layouts.hpp>
+#include <kvblend/memory/rows.hpp>
 #include <kvblend/prompt/prompt.hpp>
 #include <kvblend/store/identity.hpp>
 
@@ -152,30 +153,8 @@ Status check_import(const P& source, const ModelIdentity& model, std::int64_t fi
                          source.layout.head_dim(), model.kv_heads, model.head_dim)
         .at("%s", name);
   }
+  KVBLEND_RETURN_IF_ERROR(check_shape(source, name));
   return check_rows(source, first, count, name);
-}
-
-template <ReadablePlane P, WritablePlane Q>
-void import_plane(const P& source, std::int64_t source_first, const Q& destination, std::int64_t destination_first,
-                  std::int64_t count) {
-  using From = typename P::codec;
-  using To = typename Q::codec;
-  std::array<float, kMaxHeadDim> values;
-  const std::int32_t run = source.layout.tile_values();
-  for (std::int64_t row = 0; row < count; ++row) {
-    for (std::int32_t head = 0; head < source.layout.heads(); ++head) {
-      if constexpr (From::dtype == To::dtype) {
-        std::byte* to = destination.at(destination_first + row, head);
-        for (std::int32_t tile = 0; tile < source.layout.tiles(); ++tile) {
-          const auto bytes = static_cast<std::size_t>(bytes_of<From>(run));
-          std::memcpy(to + static_cast<std::size_t>(tile) * bytes, source.at(source_first + row, head, tile), bytes);
-        }
-      } else {
-        decode_head(source, source_first + row, head, values.data());
-        encode_head(destination, destination_first + row, head, values.data());
-      }
-    }
-  }
 }
 
 }  // namespace detail
@@ -199,8 +178,8 @@ Status import_rows(Chunk& chunk, std::int32_t layer, const K& keys, const V& val
   }
   KVBLEND_RETURN_IF_ERROR(detail::check_import(keys, model, source_first, count, "keys"));
   KVBLEND_RETURN_IF_ERROR(detail::check_import(values, model, source_first, count, "values"));
-  detail::import_plane(keys, source_first, chunk.key_plane<C>(layer), chunk_first, count);
-  detail::import_plane(values, source_first, chunk.value_plane<C>(layer), chunk_first, count);
+  copy_rows(keys, source_first, chunk.key_plane<C>(layer), chunk_first, count);
+  copy_rows(values, source_first, chunk.value_plane<C>(layer), chunk_first, count);
   return {};
 }
 

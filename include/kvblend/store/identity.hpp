@@ -95,19 +95,12 @@ inline bool same_rope(const RopeSpec& a, const RopeSpec& b) {
 }
 
 inline Status check_rope(const RopeSpec& spec, std::int32_t head_dim, std::size_t index) {
-  const auto invalid = [index](const char* what) {
-    return Status::error(StatusCode::invalid_argument, "%s", what).at("ropes[%zu]", index);
-  };
-  if (spec.head_dim != head_dim) return invalid("head_dim is not the model's");
-  if (spec.rotary_dim < 0 || spec.rotary_dim % 2 != 0 || spec.rotary_offset < 0 ||
-      spec.rotary_dim > head_dim - (std::min)(spec.rotary_offset, head_dim)) {
-    return invalid("rotary range leaves the head, or is odd");
+  if (const Status status = validate(spec); !status.ok()) {
+    return Status::error(status.code(), "%s: %s", status.where(), status.message()).at("ropes[%zu]", index);
   }
-  if (!is_finite(spec.attention_factor)) return invalid("attention_factor is not finite");
-  for (const double frequency : spec.frequencies()) {
-    if (!is_finite(frequency)) return invalid("inv_freq is not finite");
-  }
-  return {};
+  if (spec.head_dim == head_dim) return {};
+  return Status::error(StatusCode::invalid_argument, "head_dim is %d, the model's %d", spec.head_dim, head_dim)
+      .at("ropes[%zu]", index);
 }
 
 inline Status text_mismatch(const char* field, const std::string& wanted, const std::string& found) {
