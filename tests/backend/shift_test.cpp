@@ -9,11 +9,13 @@
 #include <doctest/doctest.h>
 #include <algorithm>
 #include <cmath>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 #include "shift_support.hpp"
 #include "support.hpp"
@@ -242,4 +244,38 @@ TEST_CASE("one move is more exact than two in a row") {
   key.fill(random);
   const auto original = key.head(0, 0);
   CHECK(near(moved_once(spec, original, 5, 1000), turned(spec, original, 995), 0, 1e-6));
+}
+
+TEST_CASE_TEMPLATE("rows that are computed anyway need not be placed, and the others are", Backend,
+                   KVBLEND_TEST_BACKENDS) {
+  std::mt19937 random(17);
+  const RopeSpec spec = plain_rope(8, 10000, RopePairing::neox).value;
+  Rows<F32Codec> source(150, 2, 8);
+  source.fill(random);
+  const std::array<ShiftRun, 2> moves = {make_run(10, 5, 90, 0, 40), make_run(0, 120, 30, 7, 7)};
+  std::array<std::vector<float>, 2> scratch;
+  std::array<PlacedRun, 2> runs;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    scratch[i].resize(static_cast<std::size_t>(RotationTable::size<ExactAngles>(spec, moves[i])));
+    runs[i] = {static_cast<std::int32_t>(i), moves[i],
+               RotationTable::make<ExactAngles>(spec, moves[i], scratch[i]).value};
+  }
+  Rows<F32Codec> keys(150, 2, 8), values(150, 2, 8), all_keys(150, 2, 8), all_values(150, 2, 8);
+  std::vector<std::uint8_t> computed(150);
+  for (auto& flag : computed) flag = random() % 3 == 0 ? 1 : 0;
+  computed[5] = computed[94] = computed[149] = 1;  // the ends of runs
+  const kvblend_test::OnePlane<decltype(std::as_const(source).plane())> stored{std::as_const(source).plane()};
+  Backend{}.place(spec, runs, stored, all_keys.plane(), all_values.plane(), std::span<const std::uint8_t>());
+  Backend{}.place(spec, runs, stored, keys.plane(), values.plane(), computed);
+  const std::vector<float> zero(8, 0.0f);
+  for (int row = 0; row < 150; ++row) {
+    const bool placed = (row >= 5 && row < 95) || row >= 120;
+    const bool skipped = computed[static_cast<std::size_t>(row)] != 0 || !placed;
+    CAPTURE(row);
+    for (int head = 0; head < 2; ++head) {
+      CHECK(keys.head(row, head) == (skipped ? zero : all_keys.head(row, head)));
+      CHECK(values.head(row, head) == (skipped ? zero : all_values.head(row, head)));
+      if (placed) CHECK(all_values.head(row, head) != zero);
+    }
+  }
 }

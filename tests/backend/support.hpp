@@ -58,7 +58,8 @@ void place_values(const kvblend::ShiftRun& run, const P& source, const Q& destin
   kvblend::PlacedRun placed;
   placed.run = run;
   Backend{}.place(spec, std::span<const kvblend::PlacedRun>(&placed, 1), OnePlane<P>{source},
-                  kvblend::dense_plane<Codec>(keys.data(), rows, heads, head_dim), destination);
+                  kvblend::dense_plane<Codec>(keys.data(), rows, heads, head_dim), destination,
+                  std::span<const std::uint8_t>());
 }
 
 // Dense rows [rows, heads, head_dim] that own their memory.

@@ -6,7 +6,8 @@
 
 struct NoMerge {
   template <class Stored, class K, class V>
-  void place(const kvblend::RopeSpec&, std::span<const kvblend::PlacedRun>, const Stored&, const K&, const V&) const {}
+  void place(const kvblend::RopeSpec&, std::span<const kvblend::PlacedRun>, const Stored&, const K&, const V&,
+             std::span<const std::uint8_t>) const {}
   template <class P, class Q>
   void deviation(const P&, Kept, Rows, const Q&, std::span<float>) const {}
   void top_k(std::span<const float>, std::int32_t, std::span<std::uint64_t>, std::span<kvblend::ActiveIndex>) const {}

@@ -80,7 +80,7 @@ Outcome blend_with(int threads, std::int32_t rows, RopePairing pairing) {
   const auto keys = dense_plane<Codec>(outcome.keys.data(), rows, kHeads, kDim);
   const std::array<PlacedRun, 1> runs = {PlacedRun{0, run, table.value}};
   backend.place(spec, runs, OnePlane<decltype(source)>{source}, keys,
-                dense_plane<Codec>(outcome.values.data(), rows, kHeads, kDim));
+                dense_plane<Codec>(outcome.values.data(), rows, kHeads, kDim), {});
   std::vector<Row> all;
   std::vector<ActiveIndex> which;
   for (std::int32_t i = 0; i < rows; ++i) {

@@ -118,8 +118,8 @@ struct BackendArchetype {
 
   template <class Stored, class K, class V>
   void place(const RopeSpec& spec, std::span<const PlacedRun> runs, const Stored& stored, const K& keys,
-             const V& values) const {
-    PortableBackend{}.place(spec, runs, stored, keys, values);
+             const V& values, std::span<const std::uint8_t> computed) const {
+    PortableBackend{}.place(spec, runs, stored, keys, values, computed);
   }
   template <class P, class Q>
   void deviation(const P& fresh, std::span<const ActiveIndex> which, std::span<const Row> rows, const Q& reused,

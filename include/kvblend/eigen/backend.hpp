@@ -60,14 +60,14 @@ class EigenBackend {
 
   template <class Stored, WritablePlane Keys, WritablePlane Values>
   void place(const RopeSpec& spec, std::span<const PlacedRun> runs, const Stored& stored, const Keys& keys,
-             const Values& values) const {
+             const Values& values, std::span<const std::uint8_t> computed) const {
     const std::int64_t rows = rows_of(runs);
-    if (any_overlaps(runs, stored, keys, values)) {
-      place_rows<EigenRotation>(spec, runs, stored, keys, values, 0, rows);
+    if (any_overlaps(runs, stored, keys, values)) {  // whole runs on one thread, which shift_rows puts in order
+      place_rows<EigenRotation>(spec, runs, stored, keys, values, {}, 0, rows);
       return;
     }
     for_blocks(static_cast<std::int32_t>(rows), [&](std::int32_t begin, std::int32_t end) {
-      place_rows<EigenRotation>(spec, runs, stored, keys, values, begin, end);
+      place_rows<EigenRotation>(spec, runs, stored, keys, values, computed, begin, end);
     });
   }
 

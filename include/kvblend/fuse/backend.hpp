@@ -25,8 +25,9 @@ struct StoredProbe {
 }  // namespace detail
 
 // Operations, over any planes (P source, Q destination):
-//   place(spec, runs, stored, Q keys, Q values)      every run into the cache: keys rotated, values copied; bits are kept
-//                                                    where nothing turns and both codecs are the same
+//   place(spec, runs, stored, Q keys, Q values, computed)   every run into the cache: keys rotated, values copied; bits
+//                                                    are kept where nothing turns and both codecs are the same. Rows r
+//                                                    with computed[r] != 0 may be left out: fresh ones follow
 //   deviation(P fresh, which, rows, Q reused, out)   out[i] = ‖fresh row which[i] − reused row rows[i]‖₂ over all heads
 //   merge(P fresh, rows, Q destination)              destination row rows[i] = fresh row i
 //   top_k(scores, k, scratch, out)                   the k best, ascending, by the rule of select/top_k.hpp; scratch has
@@ -36,8 +37,9 @@ template <class B, class P, class Q>
 concept BackendFor = requires(const B backend, const RopeSpec& spec, std::span<const PlacedRun> runs,
                               const detail::StoredProbe<P>& stored, P source, Q destination, std::span<const Row> rows,
                               std::span<const ActiveIndex> which, std::span<float> out, std::span<const float> scores,
-                              std::int32_t k, std::span<std::uint64_t> scratch, std::span<ActiveIndex> picked) {
-  { backend.place(spec, runs, stored, destination, destination) } -> std::same_as<void>;
+                              std::int32_t k, std::span<std::uint64_t> scratch, std::span<ActiveIndex> picked,
+                              std::span<const std::uint8_t> computed) {
+  { backend.place(spec, runs, stored, destination, destination, computed) } -> std::same_as<void>;
   { backend.deviation(source, which, rows, destination, out) } -> std::same_as<void>;
   { backend.merge(source, rows, destination) } -> std::same_as<void>;
   { backend.top_k(scores, k, scratch, picked) } -> std::same_as<void>;

@@ -18,6 +18,7 @@
 #include <kvblend/rope/rotate.hpp>
 #include <kvblend/select/selector.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -76,7 +77,8 @@ class LayerwiseFusor {
   [[nodiscard]] bool probing() const { return probing_; }
   [[nodiscard]] const FusorReport& report() const { return report_; }
 
-  // Waits for the layer, rotates keys and copies values of the cached segments into the cache.
+  // Waits for the layer, rotates keys and copies values of the cached segments into the cache; rows that fuse() will
+  // write at this layer are left out.
   // Errors: the source's own; a stored spec that cannot be moved to `spec`; planes whose heads, head_dim or rows do not
   // fit. Nothing of the layer is written then.
   template <KvSource Source, WritablePlane Keys, WritablePlane Values>
@@ -256,7 +258,12 @@ Status LayerwiseFusor<Selector, Backend, Angles>::place(std::int32_t layer, cons
     }
   }
   KVBLEND_RETURN_IF_ERROR(refresh_tables(spec));
-  backend_.place(spec, runs_, StoredLayer<Source>{&source, layer}, keys, values);
+  // Rows that run at this layer get fresh KV in fuse(); only a deviation wants to see what it replaces.
+  std::fill(space_.computed.begin(), space_.computed.end(), std::uint8_t{0});
+  if (!chooses_at(layer)) {
+    for (const Row row : rows_.active()) space_.computed[static_cast<std::size_t>(row.value)] = 1;
+  }
+  backend_.place(spec, runs_, StoredLayer<Source>{&source, layer}, keys, values, space_.computed);
   source.release(layer);
   return {};
 }

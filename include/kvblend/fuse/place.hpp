@@ -48,20 +48,30 @@ template <class Stored, class Keys, class Values>
   });
 }
 
-// Rows [begin, end) of all runs, counted one run after the other.
+// Rows [begin, end) of all runs, counted one run after the other, but for those with computed[row] != 0 (by row of the
+// prompt; empty: place all). Such rows are written by whoever computes them.
 template <class Rotation, class Stored, class Keys, class Values>
 void place_rows(const RopeSpec& spec, std::span<const PlacedRun> runs, const Stored& stored, const Keys& keys,
-                const Values& values, std::int64_t begin, std::int64_t end) {
+                const Values& values, std::span<const std::uint8_t> computed, std::int64_t begin, std::int64_t end) {
   std::int64_t before = 0;
   for (const PlacedRun& placed : runs) {
     const auto count = std::int64_t{placed.run.count};
     const auto first = static_cast<std::int32_t>(std::clamp(begin - before, std::int64_t{0}, count));
     const auto last = static_cast<std::int32_t>(std::clamp(end - before, std::int64_t{0}, count));
     before += count;
-    if (first == last) continue;
-    shift_rows<Rotation>(spec, placed.table, placed.run, first, last, stored.keys(placed.segment), keys);
-    copy_rows(stored.values(placed.segment), std::int64_t{placed.run.source} + first, values,
-              std::int64_t{placed.run.destination.value} + first, last - first);
+    const std::int64_t to = placed.run.destination.value;
+    const auto is_computed = [computed, to](std::int32_t i) {
+      return !computed.empty() && computed[static_cast<std::size_t>(to + i)] != 0;
+    };
+    for (std::int32_t at = first; at < last;) {
+      std::int32_t stop = at;
+      while (stop < last && !is_computed(stop)) ++stop;
+      if (at < stop) {
+        shift_rows<Rotation>(spec, placed.table, placed.run, at, stop, stored.keys(placed.segment), keys);
+        copy_rows(stored.values(placed.segment), std::int64_t{placed.run.source} + at, values, to + at, stop - at);
+      }
+      at = stop + 1;
+    }
   }
 }
 

@@ -22,8 +22,9 @@ namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 struct PortableBackend : PortableMover {
   template <class Stored, WritablePlane Keys, WritablePlane Values>
   void place(const RopeSpec& spec, std::span<const PlacedRun> runs, const Stored& stored, const Keys& keys,
-             const Values& values) const {
-    place_rows<PortableRotation>(spec, runs, stored, keys, values, 0, rows_of(runs));
+             const Values& values, std::span<const std::uint8_t> computed) const {
+    if (any_overlaps(runs, stored, keys, values)) computed = {};  // whole runs, which shift_rows puts in order
+    place_rows<PortableRotation>(spec, runs, stored, keys, values, computed, 0, rows_of(runs));
   }
 
   template <ReadablePlane P, ReadablePlane Q>

@@ -28,6 +28,7 @@ struct FusorWorkspace {
   std::span<float> attention_mass;  // per row of the prompt
   std::span<std::uint64_t> top_k_scratch;
   std::span<std::uint8_t> mandatory;  // per row: fresh, or its logits are wanted
+  std::span<std::uint8_t> computed;   // per row: fresh KV replaces what would be placed at the current layer
   std::span<PlacedRun> runs;          // one a cached segment
   std::span<float> table_values;      // of all tables, one after the other
 
@@ -77,6 +78,7 @@ struct FusorWorkspace {
     take(memory, used, runs, prompt.segments().size());
     take(memory, used, table_values, table_rows * static_cast<std::size_t>(head_dim));
     take(memory, used, mandatory, rows);
+    take(memory, used, computed, rows);
     return used;
   }
 
