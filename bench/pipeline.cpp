@@ -61,6 +61,33 @@ LinearCostModel calibrate_cost(Workload& work) {
   return fit.value.model;
 }
 
+// Where TTFT begins to rise: the ratio at which a flat piece and a rising line that starts there fit the sweep best. One
+// noisy run does not move it, as it would a threshold over the shortest.
+double knee_of(const std::vector<double>& ratios, const std::vector<double>& ttft_s) {
+  double best_error = -1;
+  double knee = ratios[0];
+  for (std::size_t at = 0; at + 2 < ratios.size(); ++at) {
+    double flat = 0;
+    for (std::size_t i = 0; i <= at; ++i) flat += ttft_s[i] / static_cast<double>(at + 1);
+    double xy = 0;
+    double xx = 0;
+    for (std::size_t i = at + 1; i < ratios.size(); ++i) {
+      xy += (ratios[i] - ratios[at]) * (ttft_s[i] - flat);
+      xx += (ratios[i] - ratios[at]) * (ratios[i] - ratios[at]);
+    }
+    double error = 0;
+    for (std::size_t i = 0; i < ratios.size(); ++i) {
+      const double fit = i <= at ? flat : flat + xy / xx * (ratios[i] - ratios[at]);
+      error += (ttft_s[i] - fit) * (ttft_s[i] - fit);
+    }
+    if (best_error < 0 || error < best_error) {
+      best_error = error;
+      knee = ratios[at];
+    }
+  }
+  return knee;
+}
+
 double planned_ratio(const Workload& work, const LinearCostModel& cost, double bandwidth) {
   const std::array<Tier, 1> tiers = {Tier("throttled", bandwidth)};
   std::vector<TierMask> held_in(work.segments.size(), 1);
@@ -122,14 +149,14 @@ int main(int argc, char** argv) {
     }
     std::printf("  ratio  TTFT\n");
     nlohmann::ordered_json sweep;
-    const double shortest = std::min(median(seconds[0]), median(seconds[1]));
-    double best = ratios[0];
+    std::vector<double> medians;
     for (std::size_t i = 0; i < ratios.size(); ++i) {
       const double ttft_s = median(seconds[i]);
-      if (ttft_s <= 1.03 * shortest) best = ratios[i];
+      medians.push_back(ttft_s);
       std::printf("  %.3f  %.3f s\n", ratios[i], ttft_s);
       sweep.push_back({{"ratio", ratios[i]}, {"ttft_s", ttft_s}});
     }
+    const double best = knee_of(ratios, medians);
     std::printf("  planner's ratio %.3f, best of the sweep %.3f: %+.1f %%\n", planned, best,
                 100 * (planned / best - 1));
     json["runs"].push_back({{"load_over_recompute", factor},
