@@ -25,9 +25,10 @@ struct StoredProbe {
 }  // namespace detail
 
 // Operations, over any planes (P source, Q destination):
-//   place(spec, runs, stored, Q keys, Q values, computed)   every run into the cache: keys rotated, values copied; bits
-//                                                    are kept where nothing turns and both codecs are the same. Rows r
-//                                                    with computed[r] != 0 may be left out: fresh ones follow
+//   place(spec, runs, stored, Q keys, Q values, computed)
+//                                                    every run into the cache: keys rotated, values copied; bits are kept
+//                                                    where nothing turns and both codecs are the same. Rows r with
+//                                                    computed[r] != 0 may be left out: fresh ones follow
 //   deviation(P fresh, which, rows, Q reused, out)   out[i] = ‖fresh row which[i] − reused row rows[i]‖₂ over all heads
 //   merge(P fresh, rows, Q destination)              destination row rows[i] = fresh row i
 //   top_k(scores, k, scratch, out)                   the k best, ascending, by the rule of select/top_k.hpp; scratch has

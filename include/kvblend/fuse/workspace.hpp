@@ -32,7 +32,7 @@ struct FusorWorkspace {
   std::span<PlacedRun> runs;          // one a cached segment
   std::span<float> table_values;      // of all tables, one after the other
 
-  // Bytes to pass to make(): about 45 a row, and a table of head_dim floats for each cached segment (for each of its
+  // Bytes to pass to make(): about 46 a row, and a table of head_dim floats for each cached segment (for each of its
   // rows, if the angle rule is not uniform).
   template <AngleRule Angles>
   [[nodiscard]] static std::size_t bytes(const Prompt& prompt, std::int32_t head_dim) {

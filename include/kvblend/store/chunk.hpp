@@ -127,8 +127,8 @@ inline Result<Chunk> Chunk::allocate(ChunkIdentity identity) {
   KVBLEND_RETURN_IF_ERROR(validate(identity));
   Chunk chunk;
   chunk.identity_ = std::move(identity);
-  // One mapping, zeroed by the system, in huge pages where it has them: every blend reads all of it once, and with small
-  // pages that takes twice as long. A chunk without tokens has one too, which tells it from one never allocated.
+  // One mapping, zeroed by the system, in huge pages where it has them, since every blend reads all of it once. A chunk
+  // without tokens has one too, which tells it from one never allocated.
   const std::size_t size =
       (std::max)(std::size_t{1}, chunk.layer_step() * static_cast<std::size_t>(chunk.identity_.model.layers));
   void* memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
