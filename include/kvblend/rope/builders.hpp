@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Builds RopeSpecs: from an engine's own frequencies, which is the safest, or by the formula of a common family.
+// Builds RopeSpecs: from an engine's own frequencies, which is the safest, or by the formula of a plain family
+// (scaling.hpp has those that stretch the context); and makes of one spec that of another cache.
+//
+// What needs no builder of its own: partial rotary embeddings are rotary_dim, bases that differ from layer to layer are
+// a spec for each, and so are layers without any.
 #pragma once
 
 #include <kvblend/core/bits.hpp>
@@ -11,13 +15,19 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <numbers>
 #include <span>
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
 // As rotary_dim: all of the head turns.
 inline constexpr std::int32_t kWholeHead = -1;
+
+namespace detail {
+inline Status check_positive(const char* field, double value) {
+  if (is_finite(value) && value > 0) return {};
+  return Status::error(StatusCode::invalid_argument, "is %g, must be finite and positive", value).at("rope %s", field);
+}
+}  // namespace detail
 
 // A layer without rotary embedding: its keys move as they are.
 [[nodiscard]] inline Result<RopeSpec> no_rope(std::int32_t head_dim) {
@@ -59,9 +69,7 @@ template <std::floating_point Float>
   spec.rotary_dim = rotary_dim == kWholeHead ? head_dim : rotary_dim;
   spec.pairing = pairing;
   KVBLEND_RETURN_IF_ERROR(validate(spec));
-  if (!is_finite(theta) || theta <= 0) {
-    return Status::error(StatusCode::invalid_argument, "is %g, must be finite and positive", theta).at("rope theta");
-  }
+  KVBLEND_RETURN_IF_ERROR(detail::check_positive("theta", theta));
   for (std::int32_t pair = 0; pair < spec.pairs(); ++pair) {
     spec.inv_freq[static_cast<std::size_t>(pair)] = 1.0 / std::pow(theta, 2.0 * pair / spec.rotary_dim);
   }
@@ -73,9 +81,7 @@ template <std::floating_point Float>
 [[nodiscard]] inline Result<RopeSpec> linear_rope(std::int32_t head_dim, double theta, double factor,
                                                   RopePairing pairing = RopePairing::neox,
                                                   std::int32_t rotary_dim = kWholeHead) {
-  if (!is_finite(factor) || factor <= 0) {
-    return Status::error(StatusCode::invalid_argument, "is %g, must be finite and positive", factor).at("rope factor");
-  }
+  KVBLEND_RETURN_IF_ERROR(detail::check_positive("factor", factor));
   Result<RopeSpec> spec = plain_rope(head_dim, theta, pairing, rotary_dim);
   if (!spec.ok()) return spec;
   for (double& frequency : spec.value.inv_freq) frequency /= factor;
@@ -83,55 +89,69 @@ template <std::floating_point Float>
   return spec;
 }
 
-// What a llama 3.1 configuration says: rope_scaling's factor, low_freq_factor, high_freq_factor and
-// original_max_position_embeddings.
-struct Llama3Scaling {
-  double factor = 8;
-  double low_frequency_factor = 1;
-  double high_frequency_factor = 4;
-  double original_length = 8192;
+// How M-RoPE deals the pairs out to the three positions of a token.
+enum class AxisOrder : std::uint8_t {
+  sectioned,    // the first pairs to time, then height, then width (Qwen2-VL)
+  interleaved,  // t h w t h w … until height and width have theirs; time has the rest (Qwen3-VL)
 };
 
-// Frequencies that turn fewer than low_frequency_factor times within original_length are divided by `factor`, those
-// that turn more than high_frequency_factor times stay, and those between are blended linearly in the number of turns
-// (Hugging Face transformers, modeling_rope_utils.py, rope_type "llama3").
-[[nodiscard]] inline Result<RopeSpec> llama3_rope(std::int32_t head_dim, double theta, const Llama3Scaling& scaling,
-                                                  RopePairing pairing = RopePairing::neox,
-                                                  std::int32_t rotary_dim = kWholeHead) {
-  struct Field {
-    const char* name;
-    double value;
-  };
-  const Field fields[] = {{"factor", scaling.factor},
-                          {"low_frequency_factor", scaling.low_frequency_factor},
-                          {"high_frequency_factor", scaling.high_frequency_factor},
-                          {"original_length", scaling.original_length}};
-  for (const Field& field : fields) {
-    if (!is_finite(field.value) || field.value <= 0) {
-      return Status::error(StatusCode::invalid_argument, "is %g, must be finite and positive", field.value)
-          .at("rope %s", field.name);
+// `spec` with M-RoPE's axes: sections[0], [1] and [2] pairs turn by a token's time, height and width position. For
+// text, where the three are one, the rotation is `spec`'s own (arXiv 2409.12191, section 2.1; Hugging Face
+// transformers, qwen2_vl's apply_multimodal_rotary_pos_emb and qwen3_vl's apply_interleaved_mrope, "mrope_section").
+// Errors: sections that are not three, are negative, do not add up to the pairs, or cannot be interleaved.
+[[nodiscard]] inline Result<RopeSpec> with_axes(const RopeSpec& spec, std::span<const std::int32_t> sections,
+                                                AxisOrder order) {
+  KVBLEND_RETURN_IF_ERROR(validate(spec));
+  if (sections.size() != kRopeAxes) {
+    return Status::error(StatusCode::invalid_argument, "has %zu entries, must have 3", sections.size())
+        .at("rope sections");
+  }
+  std::int64_t sum = 0;
+  for (std::size_t axis = 0; axis < kRopeAxes; ++axis) {
+    if (sections[axis] < 0) {
+      return Status::error(StatusCode::invalid_argument, "is %d", sections[axis]).at("rope sections[%zu]", axis);
     }
+    sum += sections[axis];
   }
-  if (scaling.low_frequency_factor >= scaling.high_frequency_factor) {
-    return Status::error(StatusCode::invalid_argument, "is %g, must be below high_frequency_factor %g",
-                         scaling.low_frequency_factor, scaling.high_frequency_factor)
-        .at("rope low_frequency_factor");
+  if (sum != spec.pairs()) {
+    return Status::error(StatusCode::mismatch, "add up to %lld, the spec has %d pairs", static_cast<long long>(sum),
+                         spec.pairs())
+        .at("rope sections");
   }
-  Result<RopeSpec> spec = plain_rope(head_dim, theta, pairing, rotary_dim);
-  if (!spec.ok()) return spec;
-  for (std::int32_t pair = 0; pair < spec.value.pairs(); ++pair) {
-    double& frequency = spec.value.inv_freq[static_cast<std::size_t>(pair)];
-    const double turns = scaling.original_length * frequency / (2 * std::numbers::pi);
-    const double kept =
-        (turns - scaling.low_frequency_factor) / (scaling.high_frequency_factor - scaling.low_frequency_factor);
-    if (kept <= 0) {
-      frequency /= scaling.factor;
-    } else if (kept < 1) {
-      frequency = (1 - kept) * frequency / scaling.factor + kept * frequency;
+  RopeSpec out = spec;
+  out.axis_of_pair = {};
+  std::int32_t first = sections[0];
+  for (std::int32_t axis = 1; axis < kRopeAxes; ++axis) {
+    const std::int32_t count = sections[static_cast<std::size_t>(axis)];
+    const bool apart = order == AxisOrder::interleaved;
+    if (apart && count > 0 && kRopeAxes * (count - 1) + axis >= spec.pairs()) {
+      return Status::error(StatusCode::invalid_argument, "is %d, every third of %d pairs is fewer", count, spec.pairs())
+          .at("rope sections[%d]", axis);
     }
+    for (std::int32_t i = 0; i < count; ++i) {
+      const std::int32_t pair = apart ? kRopeAxes * i + axis : first + i;
+      out.axis_of_pair[static_cast<std::size_t>(pair)] = static_cast<std::uint8_t>(axis);
+    }
+    first += count;
   }
-  KVBLEND_RETURN_IF_ERROR(validate(spec.value));
-  return spec;
+  return out;
+}
+
+// The same rotation inside a head of `head_dim` values, of which spec's own begin at `offset`: DeepSeek's expanded keys
+// (64 rotated values from 128 on, of 192) and the rows of its latent cache (64 from 512 on, of 576).
+// Errors: a head that cannot hold them.
+[[nodiscard]] inline Result<RopeSpec> within_head(const RopeSpec& spec, std::int32_t head_dim, std::int32_t offset) {
+  KVBLEND_RETURN_IF_ERROR(validate(spec));
+  if (offset < 0 || offset > kMaxHeadDim || std::int64_t{offset} + spec.head_dim > head_dim) {
+    return Status::error(StatusCode::invalid_argument, "is %d, a head of %d has no room for %d values there", offset,
+                         head_dim, spec.head_dim)
+        .at("rope offset");
+  }
+  RopeSpec out = spec;
+  out.head_dim = head_dim;
+  out.rotary_offset += offset;
+  KVBLEND_RETURN_IF_ERROR(validate(out));
+  return out;
 }
 
 }  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Rotates the keys of a run, row by row and head by head, from one plane into another: the loops under every CPU back
-// end, with the arithmetic of one head left to a policy.
+// end, with the arithmetic of a few pairs left to a policy.
 #pragma once
 
+#include <kvblend/codec/codec.hpp>
+#include <kvblend/codec/floats.hpp>
 #include <kvblend/core/types.hpp>
 #include <kvblend/memory/plane.hpp>
 #include <kvblend/memory/rows.hpp>
@@ -14,82 +16,204 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
-// Turns `pairs` pairs of floats, each by its cosine and sine; in, out and the table do not overlap.
+// Pairs that are decoded, turned and encoded at a time: a register or two of any CPU, and whole blocks of either codec.
+template <RunCodec From, RunCodec To>
+inline constexpr std::int32_t kPairsAtOnce = (std::max)({std::int32_t{16}, std::int32_t{From::block_values},
+                                                         std::int32_t{To::block_values}});
+
+// A rotation turns `pairs` pairs, whole blocks of both codecs, on their way from bytes to bytes, each by its cosine and
+// sine. The output may be the very memory of the input; else they do not overlap.
+//   halves       pair i is value i of the run at in_a and value i of the one at in_b (neox)
+//   neighbours   pair i is values 2i and 2i + 1 of the run at `in` (interleaved)
+// This one is plain loops; LaneRotation (lane_rotation.hpp) is what CPU back ends use.
 struct PortableRotation {
-  // Pair i is (in_a[i], in_b[i]).
-  static void neox(const float* __restrict cosines, const float* __restrict sines, std::int32_t pairs,
-                   const float* __restrict in_a, const float* __restrict in_b, float* __restrict out_a,
-                   float* __restrict out_b) {
-    for (std::int32_t i = 0; i < pairs; ++i) {
-      const float a = in_a[i];
-      const float b = in_b[i];
-      out_a[i] = a * cosines[i] - b * sines[i];
-      out_b[i] = b * cosines[i] + a * sines[i];
+  template <RunCodec From, RunCodec To>
+  static void halves(const From& from, const To& to, const float* cosines, const float* sines, std::int32_t pairs,
+                     const std::byte* in_a, const std::byte* in_b, std::byte* out_a, std::byte* out_b) {
+    constexpr std::int32_t kStep = kPairsAtOnce<From, To>;
+    float a[std::size_t{kStep}];
+    float b[std::size_t{kStep}];
+    for (std::int32_t at = 0; at < pairs; at += kStep) {
+      const std::int32_t count = (std::min)(kStep, pairs - at);
+      from.decode(in_a + bytes_of<From>(at), a, count);
+      from.decode(in_b + bytes_of<From>(at), b, count);
+      for (std::int32_t i = 0; i < count; ++i) turn(cosines[at + i], sines[at + i], a[i], b[i]);
+      to.encode(a, out_a + bytes_of<To>(at), count);
+      to.encode(b, out_b + bytes_of<To>(at), count);
     }
   }
 
-  // Pair i is (in[2i], in[2i + 1]).
-  static void interleaved(const float* __restrict cosines, const float* __restrict sines, std::int32_t pairs,
-                          const float* __restrict in, float* __restrict out) {
-    for (std::int32_t i = 0; i < pairs; ++i) {
-      const float a = in[2 * i];
-      const float b = in[2 * i + 1];
-      out[2 * i] = a * cosines[i] - b * sines[i];
-      out[2 * i + 1] = b * cosines[i] + a * sines[i];
+  template <RunCodec From, RunCodec To>
+  static void neighbours(const From& from, const To& to, const float* cosines, const float* sines, std::int32_t pairs,
+                         const std::byte* in, std::byte* out) {
+    constexpr std::int32_t kStep = kPairsAtOnce<From, To>;
+    float values[2 * std::size_t{kStep}];
+    for (std::int32_t at = 0; at < pairs; at += kStep) {
+      const std::int32_t count = (std::min)(kStep, pairs - at);
+      from.decode(in + bytes_of<From>(2 * at), values, 2 * count);
+      for (std::int32_t i = 0; i < count; ++i) turn(cosines[at + i], sines[at + i], values[2 * i], values[2 * i + 1]);
+      to.encode(values, out + bytes_of<To>(2 * at), 2 * count);
     }
+  }
+
+ private:
+  static void turn(float cosine, float sine, float& a, float& b) {
+    const float was_a = a;
+    a = was_a * cosine - b * sine;
+    b = b * cosine + was_a * sine;
   }
 };
 
 namespace detail {
 
-// One head. Where both planes store single floats alike, values outside the rotated part keep their very bits.
+// Values [first, last) of a head that do not turn: bits where both planes store them alike, else converted.
+template <ReadablePlane P, WritablePlane Q, RunCodec To>
+void keep_values(const P& source, std::int64_t source_row, const Q& destination, const To& to,
+                 std::int64_t destination_row, std::int32_t head, std::int32_t first, std::int32_t last) {
+  if (first >= last) return;
+  if constexpr (SameFormat<typename P::codec_type, typename Q::codec_type>) {
+    if (stores_alike(source.codec, destination.codec)) {
+      RunCopier copier;
+      copy_value_bits(source, source_row, destination, destination_row, head, first, last, copier);
+      return;
+    }
+  }
+  alignas(64) float values[kMaxHeadDim];
+  decode_values(source, source_row, head, first, last, values);
+  encode_values(destination, to, destination_row, head, first, last, values);
+}
+
+// The rotated part of one head, [0, head_dim) at `in` and at `out`.
+template <class Rotation, RunCodec From, RunCodec To>
+void rotate_part(const RopeSpec& spec, const From& from, const To& to, const float* cosines, const float* sines,
+                 const std::byte* in, std::byte* out) {
+  const std::int32_t half = spec.rotary_dim / 2;
+  in += bytes_of<From>(spec.rotary_offset);
+  out += bytes_of<To>(spec.rotary_offset);
+  if (spec.pairing == RopePairing::neox) {
+    Rotation::halves(from, to, cosines, sines, half, in, in + bytes_of<From>(half), out, out + bytes_of<To>(half));
+  } else {
+    Rotation::neighbours(from, to, cosines, sines, half, in, out);
+  }
+}
+
+// One head in floats, in place.
+template <class Rotation>
+void rotate_floats(const RopeSpec& spec, const float* cosines, const float* sines, float* values) {
+  auto* const bytes = reinterpret_cast<std::byte*>(values);
+  rotate_part<Rotation>(spec, F32Codec{}, F32Codec{}, cosines, sines, bytes, bytes);
+}
+
 template <class Rotation, ReadablePlane P, WritablePlane Q>
 void rotate_head(const RopeSpec& spec, const float* cosines, const float* sines, const P& source,
                  std::int64_t source_row, const Q& destination, std::int64_t destination_row, std::int32_t head) {
-  constexpr bool kKeepsBits = std::same_as<typename P::codec, typename Q::codec> && P::codec::block_values == 1;
-  const std::int32_t first = kKeepsBits ? spec.rotary_offset : 0;  // staged are values [first, last)
-  const std::int32_t last = kKeepsBits ? spec.rotary_offset + spec.rotary_dim : spec.head_dim;
-  alignas(64) float staged_in[kMaxHeadDim];
-  alignas(64) float staged_out[kMaxHeadDim];
-
-  const float* in = floats_in_place(source, source_row, head);
-  float* out = floats_in_place(destination, destination_row, head);
-  // In place, input and output are the same floats: stage the input, so that the loops never see them overlap.
-  if (in == nullptr || in == out) {
-    decode_values(source, source_row, head, first, last, staged_in + first);
-    in = staged_in;
-  }
-  const bool staged = out == nullptr;
-  if (staged) out = staged_out;
-
+  const auto from = codec_at(source.codec, source_row, head);
+  const auto to = codec_at(destination.codec, destination_row, head);
+  using From = std::remove_const_t<decltype(from)>;
+  using To = std::remove_const_t<decltype(to)>;
+  constexpr std::int32_t kBlock = (std::max)(std::int32_t{From::block_values}, std::int32_t{To::block_values});
   const std::int32_t lo = spec.rotary_offset;
   const std::int32_t hi = lo + spec.rotary_dim;
-  if (spec.pairing == RopePairing::neox) {
-    const std::int32_t half = spec.rotary_dim / 2;
-    Rotation::neox(cosines, sines, half, in + lo, in + lo + half, out + lo, out + lo + half);
-  } else {
-    Rotation::interleaved(cosines, sines, spec.rotary_dim / 2, in + lo, out + lo);
+
+  // Where pairs are whole blocks of one run of bytes, they turn as they pass through the registers.
+  const std::int32_t run = spec.pairing == RopePairing::neox ? spec.pairs() : spec.rotary_dim;
+  if (source.layout.tiles() == 1 && destination.layout.tiles() == 1 && lo % kBlock == 0 && run % kBlock == 0) {
+    rotate_part<Rotation>(spec, from, to, cosines, sines, source.at(source_row, head),
+                          destination.at(destination_row, head));
+    keep_values(source, source_row, destination, to, destination_row, head, 0, lo);
+    keep_values(source, source_row, destination, to, destination_row, head, hi, spec.head_dim);
+    return;
   }
-  if constexpr (kKeepsBits) {
-    RunCopier copier;
-    copy_value_bits(source, source_row, destination, destination_row, head, 0, lo, copier);
-    copy_value_bits(source, source_row, destination, destination_row, head, hi, spec.head_dim, copier);
-  } else {
-    std::copy(in, in + lo, out);
-    std::copy(in + hi, in + spec.head_dim, out + hi);
+
+  // Else all blocks that a rotated value lies in are staged.
+  const std::int32_t first = lo / kBlock * kBlock;
+  const std::int32_t last = (std::min)((hi + kBlock - 1) / kBlock * kBlock, spec.head_dim);
+  alignas(64) float staged[kMaxHeadDim];
+  std::fill_n(staged, spec.head_dim, 0.0f);  // for g++, which does not see that what is read was decoded
+  decode_values(source, source_row, head, first, last, staged + first);
+  rotate_floats<Rotation>(spec, cosines, sines, staged);
+  encode_values(destination, to, destination_row, head, first, last, staged + first);
+  keep_values(source, source_row, destination, to, destination_row, head, 0, first);
+  keep_values(source, source_row, destination, to, destination_row, head, last, spec.head_dim);
+}
+
+template <class Rotation, ReadablePlane P>
+struct RotateHead {
+  const RopeSpec& spec;
+  const float* cosines;
+  const float* sines;
+  const P& source;
+  std::int64_t row;
+  void operator()(std::int32_t head, float* values) const {
+    decode_head(source, row, head, values);
+    rotate_floats<Rotation>(spec, cosines, sines, values);
   }
-  if (staged) encode_values(destination, destination_row, head, first, last, staged_out + first);
+};
+
+template <class Rotation, ReadablePlane P, WritablePlane Q>
+void rotate_row(const RopeSpec& spec, const float* cosines, const float* sines, const P& source,
+                std::int64_t source_row, const Q& destination, std::int64_t destination_row) {
+  if (skips_row(source.layout, source_row) || skips_row(destination.layout, destination_row)) return;
+  if constexpr (SelfScalingCodec<typename Q::codec_type>) {
+    write_scaled_row(destination, destination_row, RotateHead<Rotation, P>{spec, cosines, sines, source, source_row});
+  } else {
+    for (std::int32_t head = 0; head < source.layout.heads(); ++head) {
+      rotate_head<Rotation>(spec, cosines, sines, source, source_row, destination, destination_row, head);
+    }
+  }
+}
+
+// Whether whole heads turn, each in one run of bytes and in whole blocks: what most engines have.
+template <ReadablePlane P, WritablePlane Q>
+[[nodiscard]] bool whole_heads_turn(const RopeSpec& spec, const P& source, const Q& destination) {
+  constexpr std::int32_t kBlock =
+      (std::max)(std::int32_t{P::codec_type::block_values}, std::int32_t{Q::codec_type::block_values});
+  return spec.rotary_dim == spec.head_dim && source.layout.tiles() == 1 && destination.layout.tiles() == 1 &&
+         (spec.pairing == RopePairing::neox ? spec.pairs() : spec.rotary_dim) % kBlock == 0;
+}
+
+// Asks for `bytes` bytes that lie `ahead` bytes behind `here`: the rows that follow, where they follow in memory. Heads
+// are turned faster than the hardware foresees that, above all for what is written. A hint: any address will do.
+template <int write>
+void prefetch(const void* here, std::int64_t ahead, std::int64_t bytes) {
+  constexpr std::int64_t kLine = 64;
+  const auto first = reinterpret_cast<std::uintptr_t>(here) + static_cast<std::uintptr_t>(ahead);
+  for (std::int64_t at = 0; at < bytes; at += kLine) {
+    __builtin_prefetch(reinterpret_cast<const void*>(first + static_cast<std::uintptr_t>(at)), write);
+  }
+}
+inline constexpr std::int64_t kReadAhead = 2048;
+inline constexpr std::int64_t kWriteAhead = 2048;
+
+// rotate_row for such heads. All is local that stores of bytes might else be thought to change: this loop has to keep
+// up with the memory.
+template <class Rotation, bool neox, ReadablePlane P, WritablePlane Q>
+void rotate_whole_heads(std::int32_t pairs, const float* cosines, const float* sines, P source, std::int64_t source_row,
+                        Q destination, std::int64_t destination_row) {
+  if (skips_row(source.layout, source_row) || skips_row(destination.layout, destination_row)) return;
+  const std::int32_t heads = source.layout.heads();
+  for (std::int32_t head = 0; head < heads; ++head) {
+    const auto from = codec_at(source.codec, source_row, head);
+    const auto to = codec_at(destination.codec, destination_row, head);
+    using From = std::remove_const_t<decltype(from)>;
+    using To = std::remove_const_t<decltype(to)>;
+    const std::byte* in = source.at(source_row, head);
+    std::byte* out = destination.at(destination_row, head);
+    prefetch<0>(in, kReadAhead, bytes_of<From>(2 * pairs));
+    prefetch<1>(out, kWriteAhead, bytes_of<To>(2 * pairs));
+    if constexpr (neox) {
+      Rotation::halves(from, to, cosines, sines, pairs, in, in + bytes_of<From>(pairs), out, out + bytes_of<To>(pairs));
+    } else {
+      Rotation::neighbours(from, to, cosines, sines, pairs, in, out);
+    }
+  }
 }
 
 }  // namespace detail
-
-// Whether the keys of `run` keep their values: nothing to rotate, or nowhere to go.
-[[nodiscard]] inline bool stays_put(const RopeSpec& spec, const ShiftRun& run) {
-  return spec.rotary_dim == 0 || run.distance() == 0;
-}
 
 // Whether the rows of `run` must go one after the other, as some are read from where others are written.
 template <ReadablePlane P, WritablePlane Q>
@@ -98,26 +222,42 @@ template <ReadablePlane P, WritablePlane Q>
   return same_rows(source, destination) && step != 0 && step < run.count && -step < run.count;
 }
 
-// Rows [begin, end) of the run; what stays put is copied. The table covers the whole run. Within one plane the rows
-// read and written may overlap: they go in the order in which none is overwritten before it is read.
+// Rows [begin, end) of the run; where the table turns nothing they are copied. `spec` says which values make a pair.
+// The table covers the whole run. Within one plane the rows read and written may overlap: they go in the order in which
+// none is overwritten before it is read.
 template <class Rotation, ReadablePlane P, WritablePlane Q>
 void shift_rows(const RopeSpec& spec, const RotationTable& table, const ShiftRun& run, std::int32_t begin,
                 std::int32_t end, const P& source, const Q& destination) {
   const std::int64_t from = run.source;
   const std::int64_t to = run.destination.value;
-  if (stays_put(spec, run)) {
+  if (!table.turns()) {
     copy_rows(source, from + begin, destination, to + begin, end - begin);
     return;
   }
   const bool backwards = same_rows(source, destination) && to > from;
-  for (std::int32_t i = begin; i < end; ++i) {
-    const std::int32_t row = backwards ? begin + (end - 1 - i) : i;
-    const float* cosines = table.cosines(row);
-    const float* sines = table.sines(row);
-    for (std::int32_t head = 0; head < source.layout.heads(); ++head) {
-      detail::rotate_head<Rotation>(spec, cosines, sines, source, from + row, destination, to + row, head);
+  const auto each_row = [begin, end, backwards](const auto& rotate) {
+    for (std::int32_t i = begin; i < end; ++i) rotate(backwards ? begin + (end - 1 - i) : i);
+  };
+  if constexpr (!SelfScalingCodec<typename Q::codec_type>) {
+    if (detail::whole_heads_turn(spec, source, destination)) {
+      const std::int32_t pairs = spec.pairs();
+      if (spec.pairing == RopePairing::neox) {
+        each_row([&](std::int32_t row) {
+          detail::rotate_whole_heads<Rotation, true>(pairs, table.cosines(row), table.sines(row), source, from + row,
+                                                     destination, to + row);
+        });
+      } else {
+        each_row([&](std::int32_t row) {
+          detail::rotate_whole_heads<Rotation, false>(pairs, table.cosines(row), table.sines(row), source, from + row,
+                                                      destination, to + row);
+        });
+      }
+      return;
     }
   }
+  each_row([&](std::int32_t row) {
+    detail::rotate_row<Rotation>(spec, table.cosines(row), table.sines(row), source, from + row, destination, to + row);
+  });
 }
 
 }  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

@@ -31,24 +31,40 @@ struct PortableMover {
   }
 };
 
+// Rows that move together, at positions that are listed apart.
+struct RowMove {
+  Row destination{};        // row of the host's cache
+  std::int32_t source = 0;  // row of the chunk
+  std::int32_t count = 0;
+};
+
 namespace detail {
 
-// Rows and positions of a run stay within 0 … 2^31 - 1.
+// `count` rows or positions from `first` on stay within 0 … 2^31 - 1.
+inline Status check_range(const char* field, std::int32_t first, std::int32_t count) {
+  if (first >= 0 && std::int64_t{first} + count - 1 <= (std::numeric_limits<std::int32_t>::max)()) return {};
+  return Status::error(StatusCode::out_of_range, "first is %d, of %d rows", first, count).at("run %s", field);
+}
+
+inline Status check_rows_moved(const RowMove& rows) {
+  if (rows.count < 0) return Status::error(StatusCode::invalid_argument, "is %d", rows.count).at("run count");
+  KVBLEND_RETURN_IF_ERROR(check_range("source", rows.source, rows.count));
+  return check_range("destination", rows.destination.value, rows.count);
+}
+
 inline Status check_run(const ShiftRun& run) {
-  if (run.count < 0) return Status::error(StatusCode::invalid_argument, "is %d", run.count).at("run count");
-  struct Field {
-    const char* name;
-    std::int32_t first;
-  };
-  const Field fields[] = {{"source", run.source},
-                          {"destination", run.destination.value},
-                          {"old_first", run.old_first.value},
-                          {"new_first", run.new_first.value}};
-  for (const Field& field : fields) {
-    const std::int64_t end = std::int64_t{field.first} + run.count;
-    if (field.first < 0 || end - 1 > (std::numeric_limits<std::int32_t>::max)()) {
-      return Status::error(StatusCode::out_of_range, "first is %d, of %d rows", field.first, run.count)
-          .at("run %s", field.name);
+  KVBLEND_RETURN_IF_ERROR(check_rows_moved({run.destination, run.source, run.count}));
+  KVBLEND_RETURN_IF_ERROR(check_range("old_first", run.old_first.value, run.count));
+  return check_range("new_first", run.new_first.value, run.count);
+}
+
+inline Status check_positions(const char* list, std::span<const AxisPositions> positions, std::int32_t count) {
+  if (positions.size() != static_cast<std::size_t>(count)) {
+    return Status::error(StatusCode::mismatch, "has %zu entries for %d rows", positions.size(), count).at("%s", list);
+  }
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    for (const std::int32_t position : positions[i].axis) {
+      if (position < 0) return Status::error(StatusCode::out_of_range, "is %d", position).at("%s[%zu]", list, i);
     }
   }
   return {};
@@ -63,62 +79,69 @@ class RopeShifter {
   RopeShifter() = default;
   explicit RopeShifter(Mover mover) : mover_(mover) {}
 
-  // Floats of scratch that let a run go in one piece. Any number from least_scratch() on will do.
+  // Floats of scratch that let a run go in one piece; for rows whose positions are listed, least_scratch() times their
+  // number always does. Any number from least_scratch() on will do.
+  [[nodiscard]] static std::int64_t scratch_size(const RopeSpec& stored, const RopeSpec& wanted, const ShiftRun& run) {
+    return RotationTable::size<Angles>(stored, wanted, run);
+  }
   [[nodiscard]] static std::int64_t scratch_size(const RopeSpec& spec, const ShiftRun& run) {
-    return stays_put(spec, run) ? 0 : RotationTable::size<Angles>(spec, run);
+    return scratch_size(spec, spec, run);
   }
   [[nodiscard]] static std::int64_t least_scratch(const RopeSpec& spec) { return std::int64_t{2} * spec.pairs(); }
 
   // Rotates `run.count` keys, from rows run.source… of `source` at positions run.old_first…, to rows run.destination…
-  // of `destination` at positions run.new_first…. `stored` is the spec the keys were rotated by, `wanted` the cache's.
-  // Values outside the rotated part are copied. The amplitude is in the keys already and is not applied again. Keys
-  // that stay at their position, or have no rope, keep their bits where both planes have one codec.
+  // of `destination` at positions run.new_first…. `stored` is the spec the keys were rotated by, `wanted` the cache's;
+  // they may differ in frequencies (can_shift.hpp says what that means). Values outside the rotated part are copied.
+  // The amplitude is in the keys already and is not applied again. Keys that keep their angle, or have no rope, keep
+  // their bits where both planes have one codec.
+  // Under M-RoPE a run is of text, whose tokens have one position on all axes; or, by a uniform rule and with equal
+  // frequencies, of any tokens that go the same distance on all axes.
   // Both planes may be the same memory, in place or with overlapping ranges; otherwise they must not overlap.
-  // Errors, found before anything is written: specs that differ or are invalid (can_shift), planes of another shape,
-  // rows without memory, a negative count or position, a last position or row beyond 2^31 - 1, too little scratch.
+  // Errors, found before anything is written: specs that are invalid or do not go together (can_shift), planes of
+  // another shape, rows without memory, a negative count or position, a last position or row beyond 2^31 - 1, too
+  // little scratch.
   template <ReadablePlane P, WritablePlane Q>
   Status shift(const RopeSpec& stored, const RopeSpec& wanted, const ShiftRun& run, const P& source,
                const Q& destination, std::span<float> scratch) const {
     KVBLEND_RETURN_IF_ERROR(check(stored, wanted, run, source, destination));
-    if (run.count == 0) return {};
-    if (stays_put(wanted, run)) {
-      mover_.shift(wanted, RotationTable{}, run, source, destination);
-      return {};
-    }
-    const auto room = static_cast<std::int64_t>(scratch.size());
-    const std::int64_t least = least_scratch(wanted);
-    if (room < least) {
-      return Status::error(StatusCode::insufficient_space, "needs %lld floats, has %lld", static_cast<long long>(least),
-                           static_cast<long long>(room))
-          .at("scratch");
-    }
-    // As many rows at a time as have room in the table, in the order in which none is overwritten before it is read.
-    const std::int64_t rows_at_once = Angles::uniform ? run.count : (std::min)(room / least, std::int64_t{run.count});
-    const auto step = static_cast<std::int32_t>(rows_at_once);
-    const bool backwards = same_rows(source, destination) && run.destination.value > run.source;
-    std::int32_t left = run.count;
-    while (left > 0) {
-      ShiftRun part = run;
-      part.count = (std::min)(step, left);
-      const std::int32_t at = backwards ? left - part.count : run.count - left;
-      part.source += at;
-      part.destination = run.destination + at;
-      part.old_first = run.old_first + at;
-      part.new_first = run.new_first + at;
-      const Result<RotationTable> table = RotationTable::make<Angles>(wanted, part, scratch);
-      KVBLEND_RETURN_IF_ERROR(table.status);
-      mover_.shift(wanted, table.value, part, source, destination);
-      left -= part.count;
-    }
-    return {};
+    return move(stored, wanted, {run.destination, run.source, run.count}, detail::RunPositions(run), source,
+                destination, scratch);
+  }
+
+  // The same for tokens whose positions are listed, as those of pictures under M-RoPE: row rows.source + i was rotated
+  // to old_positions[i] and goes to row rows.destination + i at new_positions[i].
+  // Errors besides: a list that has not one entry a row, a negative position.
+  template <ReadablePlane P, WritablePlane Q>
+  Status shift(const RopeSpec& stored, const RopeSpec& wanted, const RowMove& rows,
+               std::span<const AxisPositions> old_positions, std::span<const AxisPositions> new_positions,
+               const P& source, const Q& destination, std::span<float> scratch) const {
+    KVBLEND_RETURN_IF_ERROR(check(stored, wanted, rows, old_positions, new_positions, source, destination));
+    return move(stored, wanted, rows, detail::ListedPositions{old_positions.data(), new_positions.data()}, source,
+                destination, scratch);
   }
 
   // The checks of shift() alone, but for the scratch.
   template <ReadablePlane P, WritablePlane Q>
   static Status check(const RopeSpec& stored, const RopeSpec& wanted, const ShiftRun& run, const P& source,
                       const Q& destination) {
-    KVBLEND_RETURN_IF_ERROR(can_shift(stored, wanted));
+    KVBLEND_RETURN_IF_ERROR(can_shift(stored, wanted).status);
     KVBLEND_RETURN_IF_ERROR(detail::check_run(run));
+    return check_planes(wanted, {run.destination, run.source, run.count}, source, destination);
+  }
+  template <ReadablePlane P, WritablePlane Q>
+  static Status check(const RopeSpec& stored, const RopeSpec& wanted, const RowMove& rows,
+                      std::span<const AxisPositions> old_positions, std::span<const AxisPositions> new_positions,
+                      const P& source, const Q& destination) {
+    KVBLEND_RETURN_IF_ERROR(can_shift(stored, wanted).status);
+    KVBLEND_RETURN_IF_ERROR(detail::check_rows_moved(rows));
+    KVBLEND_RETURN_IF_ERROR(detail::check_positions("old_positions", old_positions, rows.count));
+    KVBLEND_RETURN_IF_ERROR(detail::check_positions("new_positions", new_positions, rows.count));
+    return check_planes(wanted, rows, source, destination);
+  }
+
+ private:
+  template <class P, class Q>
+  static Status check_planes(const RopeSpec& wanted, const RowMove& rows, const P& source, const Q& destination) {
     KVBLEND_RETURN_IF_ERROR(check_shape(source, "source"));
     KVBLEND_RETURN_IF_ERROR(check_shape(destination, "destination"));
     if (source.layout.heads() != destination.layout.heads()) {
@@ -131,11 +154,39 @@ class RopeShifter {
                            source.layout.head_dim(), destination.layout.head_dim(), wanted.head_dim)
           .at("head_dim");
     }
-    KVBLEND_RETURN_IF_ERROR(check_rows(source, run.source, run.count, "source"));
-    return check_rows(destination, run.destination.value, run.count, "destination");
+    KVBLEND_RETURN_IF_ERROR(check_stored_rows(source, rows.source, rows.count, "source"));
+    return check_rows(destination, rows.destination.value, rows.count, "destination");
   }
 
- private:
+  // As many rows at a time as have room in the table, in the order in which none is overwritten before it is read.
+  template <class Positions, class P, class Q>
+  Status move(const RopeSpec& stored, const RopeSpec& wanted, const RowMove& rows, const Positions& positions,
+              const P& source, const Q& destination, std::span<float> scratch) const {
+    const auto room = static_cast<std::int64_t>(scratch.size());
+    const std::int64_t whole = RotationTable::size<Angles>(stored, wanted, positions, rows.count);
+    const std::int64_t least = (std::min)(whole, least_scratch(wanted));
+    if (room < least) {
+      return Status::error(StatusCode::insufficient_space, "needs %lld floats, has %lld", static_cast<long long>(least),
+                           static_cast<long long>(room))
+          .at("scratch");
+    }
+    const std::int32_t step = room >= whole ? rows.count : static_cast<std::int32_t>(room / least);
+    const bool backwards = same_rows(source, destination) && rows.destination.value > rows.source;
+    std::int32_t left = rows.count;
+    while (left > 0) {
+      const std::int32_t count = (std::min)(step, left);
+      const std::int32_t at = backwards ? left - count : rows.count - left;
+      const Result<RotationTable> table =
+          RotationTable::make<Angles>(stored, wanted, positions.from(at), count, scratch);
+      KVBLEND_RETURN_IF_ERROR(table.status);
+      const ShiftRun part{rows.destination + at, rows.source + at, count, Position(positions.old_at(at, 0)),
+                          Position(positions.new_at(at, 0))};
+      mover_.shift(wanted, table.value, part, source, destination);
+      left -= count;
+    }
+    return {};
+  }
+
   Mover mover_{};
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// RopeSpec: what a layer's rotary embedding does, as plain data. An engine passes the frequencies it uses itself, or has
-// the common families built (builders.hpp); RopeShifter moves keys by it.
+// RopeSpec: what a layer's rotary embedding does, as plain data. An engine passes the frequencies it uses itself, or
+// has the common families built (builders.hpp, scaling.hpp); RopeShifter moves keys by it.
 #pragma once
 
 #include <kvblend/core/bits.hpp>
@@ -23,6 +23,9 @@ enum class RopePairing : std::uint8_t {
   interleaved,  // value 2i rotates with value 2i + 1
 };
 
+// M-RoPE gives a token three positions: time, height and width. Elsewhere, and in text, the three are one.
+inline constexpr std::int32_t kRopeAxes = 3;
+
 // The rotation of one layer's keys at position p: pair i turns by p · inv_freq[i] radians. Values outside
 // [rotary_offset, rotary_offset + rotary_dim) are left alone. rotary_dim 0 is a layer without rope.
 struct RopeSpec {
@@ -33,17 +36,27 @@ struct RopeSpec {
   // Magnitude the engine multiplies into rotated values (YaRN). Cached keys hold it already, so a shift never applies
   // it; it stands here because two specs that differ in it are not convertible.
   double attention_factor = 1.0;
-  std::array<double, kMaxRopePairs> inv_freq{};  // radians a position, the first rotary_dim / 2 are used
+  std::array<double, kMaxRopePairs> inv_freq{};            // radians a position, the first rotary_dim / 2 are used
+  std::array<std::uint8_t, kMaxRopePairs> axis_of_pair{};  // which position p is: 0 time (or the only one), 1 h, 2 w
 
   [[nodiscard]] std::int32_t pairs() const { return rotary_dim / 2; }
-  [[nodiscard]] std::span<const double> frequencies() const {
-    return {inv_freq.data(), static_cast<std::size_t>(pairs())};
-  }
-  // Frequencies beyond pairs() mean nothing.
+  [[nodiscard]] std::span<const double> frequencies() const { return {inv_freq.data(), used_entries()}; }
+  [[nodiscard]] std::span<const std::uint8_t> axes() const { return {axis_of_pair.data(), used_entries()}; }
+  // Entries beyond pairs() mean nothing.
   friend bool operator==(const RopeSpec& a, const RopeSpec& b) {
     return a.head_dim == b.head_dim && a.rotary_dim == b.rotary_dim && a.rotary_offset == b.rotary_offset &&
-           a.pairing == b.pairing && a.attention_factor == b.attention_factor &&
-           std::equal(a.frequencies().begin(), a.frequencies().end(), b.frequencies().begin());
+           a.pairing == b.pairing && a.attention_factor == b.attention_factor && same_frequencies(a, b) &&
+           std::equal(a.axes().begin(), a.axes().end(), b.axes().begin());
+  }
+  // Of two specs with the same number of pairs.
+  friend bool same_frequencies(const RopeSpec& a, const RopeSpec& b) {
+    return std::equal(a.frequencies().begin(), a.frequencies().end(), b.frequencies().begin(), b.frequencies().end());
+  }
+
+ private:
+  // pairs(), but for specs that validate() has yet to refuse.
+  [[nodiscard]] std::size_t used_entries() const {
+    return static_cast<std::size_t>(std::clamp(pairs(), std::int32_t{0}, kMaxRopePairs));
   }
 };
 
@@ -80,6 +93,10 @@ inline Status validate(const RopeSpec& spec) {
     const double frequency = spec.inv_freq[static_cast<std::size_t>(pair)];
     if (!is_finite(frequency)) {
       return Status::error(invalid, "is not a finite number").at("rope inv_freq[%d]", pair);
+    }
+    const int axis = spec.axis_of_pair[static_cast<std::size_t>(pair)];
+    if (axis >= kRopeAxes) {
+      return Status::error(invalid, "is %d, must be 0, 1 or 2", axis).at("rope axis_of_pair[%d]", pair);
     }
   }
   return {};
