@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What 16-bit floats mean, written from their definition: sign, exponent, fraction, in double arithmetic. For tests.
+// What 16-bit and 8-bit floats mean, written from their definition: sign, exponent, fraction, in double arithmetic. For
+// tests.
 #pragma once
 
 #include <cmath>
@@ -62,5 +63,38 @@ struct Format {
 
 inline constexpr Format kFloat16{5, 10};
 inline constexpr Format kBFloat16{8, 7};
+
+// A format of 8 bits together, the numbers of which end at `largest`; the words behind it are no numbers.
+struct SmallFormat {
+  int exponent_bits;
+  int fraction_bits;
+  int largest;
+
+  int bias() const { return (1 << (exponent_bits - 1)) - 1; }
+  bool is_number(int word) const { return (word & 0x7f) <= largest; }
+
+  double value(int word) const {
+    const int e = (word & 0x7f) >> fraction_bits;
+    const int fraction = word & ((1 << fraction_bits) - 1);
+    const double magnitude = e == 0 ? std::ldexp(fraction, 1 - bias() - fraction_bits)
+                                    : std::ldexp((1 << fraction_bits) + fraction, e - bias() - fraction_bits);
+    return word >= 0x80 ? -magnitude : magnitude;
+  }
+
+  // The number nearest to a value that is no NaN, ties to the even word; the largest for all beyond. All are tried.
+  std::uint8_t nearest(double wanted) const {
+    const double magnitude = std::abs(wanted);
+    int best = 0;
+    for (int word = 1; word <= largest && !std::isinf(magnitude); ++word) {
+      const double step = std::abs(value(word) - magnitude) - std::abs(value(best) - magnitude);
+      if (step < 0 || (step == 0 && word % 2 == 0)) best = word;
+    }
+    if (magnitude > value(largest)) best = largest;
+    return static_cast<std::uint8_t>(best | (std::signbit(wanted) ? 0x80 : 0));
+  }
+};
+
+inline constexpr SmallFormat kFloat8E4M3{4, 3, 0x7e};
+inline constexpr SmallFormat kFloat8E5M2{5, 2, 0x7b};
 
 }  // namespace float_oracle

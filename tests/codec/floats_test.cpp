@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // The float codecs, bit by bit, against the definition of the formats.
-#include <kvblend/codec/floats.hpp>
+#include <kvblend/codec/with_codec.hpp>
 
 #include <doctest/doctest.h>
 #include <cmath>
@@ -74,7 +74,8 @@ TEST_CASE_TEMPLATE("all 65536 words decode to what they mean", Codec, F16Codec, 
     } else {
       expected = bits_of(static_cast<float>(format.value(word)));
     }
-    if (bits_of(values[i]) != expected) ++wrong;
+    const std::uint32_t quiet = format.is_nan(word) ? 0x00400000u : 0;  // which NaNs may become
+    if (bits_of(values[i]) != expected && bits_of(values[i]) != (expected | quiet)) ++wrong;
   }
   CHECK(wrong == 0);
 }
@@ -155,7 +156,8 @@ TEST_CASE("f32 copies bits") {
   CHECK(std::memcmp(bytes, words, sizeof words) == 0);
 }
 
-TEST_CASE_TEMPLATE("runs of any length at any address stay within their bytes", Codec, F32Codec, F16Codec, Bf16Codec) {
+TEST_CASE_TEMPLATE("runs of any length at any address stay within their bytes", Codec, F32Codec, F16Codec, Bf16Codec,
+                   Fp8E4M3Codec, Fp8E5M2Codec) {
   for (std::size_t misaligned = 0; misaligned < 5; ++misaligned) {
     for (std::int64_t count = 0; count < 40; ++count) {
       CAPTURE(misaligned);
@@ -163,7 +165,7 @@ TEST_CASE_TEMPLATE("runs of any length at any address stay within their bytes", 
       const auto size = static_cast<std::size_t>(bytes_of<Codec>(count));
       std::vector<std::byte> bytes(misaligned + size + 4, std::byte{0xaa});
       std::vector<float> values(static_cast<std::size_t>(count));
-      for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) / 4;
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 4) / 4;
       Codec::encode(values.data(), bytes.data() + misaligned, count);
       std::vector<float> back(values.size() + 1, -1.0f);
       Codec::decode(bytes.data() + misaligned, back.data(), count);
@@ -189,7 +191,7 @@ struct NameOf {
 }  // namespace
 
 TEST_CASE("a dtype known at run time finds its codec") {
-  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+  for (const DType dtype : kAllDTypes) {
     const Result<DType> found = with_codec(dtype, NameOf{});
     REQUIRE(found.ok());
     CHECK(found.value == dtype);

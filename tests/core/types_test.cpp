@@ -57,7 +57,19 @@ TEST_CASE("dtypes have names") {
   CHECK(std::string(to_string(DType::f32)) == "f32");
   CHECK(std::string(to_string(DType::f16)) == "f16");
   CHECK(std::string(to_string(DType::bf16)) == "bf16");
+  CHECK(std::string(to_string(DType::f8_e4m3)) == "f8_e4m3");
+  CHECK(std::string(to_string(DType::f8_e5m2)) == "f8_e5m2");
+  CHECK(std::string(to_string(DType::q8_0)) == "q8_0");
+  CHECK(std::string(to_string(DType::q4_0)) == "q4_0");
   CHECK(std::string(to_string(static_cast<DType>(77))) == "unknown");
+}
+
+TEST_CASE("the numbers of dtypes stay, since digests hold them") {
+  int number = 0;
+  for (const DType dtype : kAllDTypes) CHECK(static_cast<int>(dtype) == number++);
+  CHECK(static_cast<int>(DType::bf16) == 2);
+  CHECK(static_cast<int>(DType::q4_0) == 6);
+  CHECK(block_bytes(static_cast<DType>(77)) == 0);
 }
 
 TEST_CASE("the serial executor runs each body once") {

@@ -21,6 +21,7 @@ ChunkIdentity rich_identity(DType dtype) {
   identity.ropes[1].pairing = RopePairing::interleaved;
   identity.ropes[1].attention_factor = 1.1386294361119891;
   identity.ropes[1].inv_freq[1] = 5e-324;
+  identity.ropes[1].axis_of_pair[1] = 2;
   return identity;
 }
 
@@ -29,7 +30,7 @@ ChunkIdentity rich_identity(DType dtype) {
 TEST_CASE("a chunk comes back from its file, every bit of it") {
   const TemporaryDirectory directory;
   const std::string path = directory / "chunk.safetensors";
-  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+  for (const DType dtype : kAllDTypes) {
     CAPTURE(to_string(dtype));
     const Chunk chunk = filled_chunk(rich_identity(dtype));
     REQUIRE(write_chunk_file(path, chunk).ok());
@@ -52,6 +53,50 @@ TEST_CASE("the data begin at a multiple of 8, keys and values of a layer beside 
   CHECK(length % 8 == 0);
   CHECK(bytes.compare(8 + length, chunk.layer(0).size(), reinterpret_cast<const char*>(chunk.layer(0).data()),
                       chunk.layer(0).size()) == 0);
+}
+
+TEST_CASE("a file's tensors have the type and shape that its dtype has in safetensors") {
+  struct Case {
+    DType dtype;
+    const char* name;
+    std::vector<std::int64_t> shape;
+    std::int64_t bytes;  // of a layer's keys
+  };
+  const Case cases[] = {
+      {DType::f32, "F32", {4, 2, 4}, 128},        {DType::f16, "F16", {4, 2, 4}, 64},
+      {DType::bf16, "BF16", {4, 2, 4}, 64},       {DType::f8_e4m3, "F8_E4M3", {4, 2, 4}, 32},
+      {DType::f8_e5m2, "F8_E5M2", {4, 2, 4}, 32}, {DType::q8_0, "U8", {4, 2, 68}, 544},
+      {DType::q4_0, "U8", {4, 2, 36}, 288},
+  };
+  for (const Case& c : cases) {
+    CAPTURE(to_string(c.dtype));
+    const ChunkIdentity identity = rich_identity(c.dtype);
+    const Result<SafetensorsHeader> header = make_chunk_header(identity);
+    REQUIRE(header.ok());
+    const SafetensorsTensor* keys = header.value.tensor("layers.1.key");
+    REQUIRE(keys != nullptr);
+    CHECK(keys->dtype == c.name);
+    CHECK(keys->shape == c.shape);
+    CHECK(keys->size() == c.bytes);
+    CHECK(plane_bytes(identity) == c.bytes);
+    CHECK(*header.value.text("dtype") == to_string(c.dtype));
+  }
+}
+
+TEST_CASE("blocks stored as bytes are not taken for blocks of another kind") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "chunk.safetensors";
+  const Chunk chunk = filled_chunk(rich_identity(DType::q8_0));
+  REQUIRE(write_chunk_file(path, chunk).ok());
+  std::string bytes = read_file(path);
+  const std::size_t at = bytes.find("\"q8_0\"");
+  REQUIRE(at != std::string::npos);
+  bytes[at + 2] = '5';
+  write_file(path, bytes);
+  CHECK(says(FileReader::open(path).status, "metadata dtype"));
+  bytes[at + 2] = '4';
+  write_file(path, bytes);
+  CHECK(says(FileReader::open(path).status, "layers.0.key | has another shape"));
 }
 
 TEST_CASE("an empty chunk round-trips") {
@@ -302,10 +347,13 @@ TEST_CASE("metadata that contradict themselves or the tensors are refused by nam
   contains(meta("ropes", "[{}]"), "ropes");
   contains(meta("ropes", "{"), "ropes");
   contains(meta("ropes", R"([{"head_dim":4,"rotary_dim":-2147483648,"rotary_offset":0,"pairing":"neox",
-                             "attention_factor":1.0,"inv_freq":[]}])"),
+                             "attention_factor":1.0,"inv_freq":[],"axis_of_pair":[]}])"),
            "ropes");
   contains(meta("ropes", R"([{"head_dim":4,"rotary_dim":4,"rotary_offset":0,"pairing":"zigzag",
-                             "attention_factor":1.0,"inv_freq":[1.0,0.1]}])"),
+                             "attention_factor":1.0,"inv_freq":[1.0,0.1],"axis_of_pair":[0,0]}])"),
+           "ropes");
+  contains(meta("ropes", R"([{"head_dim":4,"rotary_dim":4,"rotary_offset":0,"pairing":"neox",
+                             "attention_factor":1.0,"inv_freq":[1.0,0.1],"axis_of_pair":[0,3]}])"),
            "ropes");
   contains(meta("layer_rope", "[0,7]"), "layer_rope");
   contains(meta("layer_rope", "[0,-1]"), "layer_rope");

@@ -35,12 +35,14 @@ inline RopeSpec small_rope(std::int32_t head_dim, double base = 10000.0) {
   return spec;
 }
 
+// Heads of 4 values, or of two of the dtype's blocks.
 inline ChunkIdentity small_identity(std::vector<TokenId> tokens, DType dtype = DType::f32, std::int32_t layers = 2) {
   ChunkIdentity identity;
-  identity.model = {"toy", "0123abcd", dtype, layers, 2, 4};
+  const std::int32_t head_dim = block_values(dtype) == 1 ? 4 : 2 * block_values(dtype);
+  identity.model = {"toy", "0123abcd", dtype, layers, 2, head_dim};
   identity.tenant = "alice";
   for (std::int32_t layer = 0; layer < layers; ++layer) {
-    identity.add_layer_rope(small_rope(4, layer == 1 ? 500000.0 : 10000.0));
+    identity.add_layer_rope(small_rope(head_dim, layer == 1 ? 500000.0 : 10000.0));
   }
   identity.tokens = std::move(tokens);
   return identity;

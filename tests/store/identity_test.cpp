@@ -26,6 +26,7 @@ const Variation kVariations[] = {
     {"rope of layer 0", [](ChunkIdentity& id) { id.ropes[0].pairing = RopePairing::interleaved; }},
     {"rope of layer 0", [](ChunkIdentity& id) { id.ropes[0].inv_freq[1] *= 1.0 + 1e-15; }},
     {"rope of layer 0", [](ChunkIdentity& id) { id.ropes[0].attention_factor = 1.1; }},
+    {"rope of layer 0", [](ChunkIdentity& id) { id.ropes[0].axis_of_pair[1] = 2; }},
     {"tokens[2]", [](ChunkIdentity& id) { id.tokens[2] = 9; }},
     {"tokens", [](ChunkIdentity& id) { id.tokens.push_back(4); }},
     {"context", [](ChunkIdentity& id) { id.context.push_back(4); }},
@@ -127,6 +128,14 @@ TEST_CASE("impossible identities are refused by field") {
   CHECK(refused([](ChunkIdentity& id) { id.model.layers = 1 << 30; }) == "model.layers");
   CHECK(refused([](ChunkIdentity& id) { id.model.kv_heads = -1; }) == "model.kv_heads");
   CHECK(refused([](ChunkIdentity& id) { id.model.head_dim = 2048; }) == "model.head_dim");
+  CHECK(refused([](ChunkIdentity& id) { id.model.dtype = static_cast<DType>(77); }) == "model.dtype");
+  for (const DType blocks : {DType::q8_0, DType::q4_0}) {
+    ChunkIdentity identity = small_identity({1}, blocks);
+    CHECK(validate(identity).ok());
+    identity.model.head_dim = 48;
+    CHECK(std::string(validate(identity).where()) == "model.head_dim");
+    CHECK(says(validate(identity), to_string(blocks)));
+  }
   CHECK(refused([](ChunkIdentity& id) { id.model.head_dim = 8; }) == "ropes[0]");
   CHECK(refused([](ChunkIdentity& id) { id.ropes[1].rotary_dim = 3; }) == "ropes[1]");
   CHECK(refused([](ChunkIdentity& id) { id.ropes[1].rotary_offset = 2; }) == "ropes[1]");

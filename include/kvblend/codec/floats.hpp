@@ -1,59 +1,93 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The codecs of plain floats: f32, f16, bf16, and the way from a DType known at run time to one of them. Conversions are
-// integer operations and one exact addition, free of branches, so that compilers vectorise them for any target.
+// The codecs of plain floats: f32, f16, bf16. Conversions are integer operations and one exact addition, free of
+// branches, so that compilers vectorise them for any target.
 #pragma once
 
 #include <kvblend/codec/codec.hpp>
-#include <kvblend/core/status.hpp>
+#include <kvblend/codec/lanes.hpp>
 #include <kvblend/core/types.hpp>
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+
+#if defined(__F16C__) && defined(__AVX512F__) && defined(__AVX512BW__)
+#define KVBLEND_X86_LANES 16
+#elif defined(__F16C__) && defined(__AVX2__)
+#define KVBLEND_X86_LANES 8
+#else
+#define KVBLEND_X86_LANES 0
+#endif
+#if KVBLEND_X86_LANES
+#if defined(__GNUC__) && !defined(__clang__)  // g++'s own header reads an undefined register on purpose
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+#endif
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
 namespace detail {
 
-// value < limit ? yes : no, for non-negative value and limit, without a branch that compilers could put back.
-[[nodiscard]] KVBLEND_HOST_DEVICE constexpr std::int32_t select_below(std::int32_t value, std::int32_t limit,
-                                                                      std::int32_t yes, std::int32_t no) {
-  const std::int32_t mask = (value - limit) >> 31;
-  return (yes & mask) | (no & ~mask);
+// 16-bit floats to 32-bit ones and back, for one number or for lanes of them: Int is std::int32_t or Int32Lanes, its
+// low 16 bits are the number, UInt and Float go with it. Where numbers are written, what stands above the 16 bits is
+// dropped.
+
+template <class Float, class Int>
+[[nodiscard]] KVBLEND_HOST_DEVICE constexpr Float half_to_float(const Int& half) {
+  const Int magnitude = half & 0x7fff;
+  // Both exponents are biased: 127 - 15 lifts a finite one, 255 - 31 takes all ones to all ones.
+  const Int lift = magnitude < 0x7c00 ? Int{} + ((127 - 15) << 23) : Int{} + ((255 - 31) << 23);
+  // Subnormals are multiples of 2^-24, the unit of [0.5, 1): put the bits there and subtract the 0.5. No subnormal
+  // float takes part, which engines that flush them to zero would lose.
+  const Float tiny = __builtin_bit_cast(Float, magnitude | 0x3f000000) - 0.5f;
+  const Int bits = magnitude < 0x0400 ? __builtin_bit_cast(Int, tiny) : (magnitude << 13) + lift;
+  return __builtin_bit_cast(Float, bits | ((half & 0x8000) << 16));
+}
+
+template <class Int, class UInt, class Float>
+[[nodiscard]] KVBLEND_HOST_DEVICE constexpr Int float_to_half(const Float& value) {
+  const Int all = __builtin_bit_cast(Int, value);
+  const Int magnitude = all & 0x7fffffff;
+  // Unsigned, since g++ changes the order of these sums in lanes, and a signed one could overflow.
+  const UInt odd = __builtin_bit_cast(UInt, magnitude >> 13) & 1u;
+  const UInt sum = __builtin_bit_cast(UInt, magnitude) - (((127u - 15u) << 23) - 0x0fffu) + odd;
+  const Int normal = __builtin_bit_cast(Int, sum) >> 13;
+  // Adding 0.5 makes the hardware round at 2^-24.
+  const Float tiny = __builtin_bit_cast(Float, magnitude) + 0.5f;
+  const Int subnormal = __builtin_bit_cast(Int, tiny) - 0x3f000000;
+  const Int nan = 0x7e00 | ((magnitude >> 13) & 0x03ff);
+  const Int special = magnitude < 0x7f800001 ? Int{} + 0x7c00 : nan;
+  const Int finite = magnitude < 0x38800000 ? subnormal : normal;  // 2^-14
+  const Int rounded = magnitude < 0x47800000 ? finite : special;   // 2^16
+  return rounded | ((all >> 16) & 0x8000);
+}
+
+template <class Int, class UInt, class Float>
+[[nodiscard]] KVBLEND_HOST_DEVICE constexpr UInt float_to_bfloat(const Float& value) {
+  const UInt all = __builtin_bit_cast(UInt, value);
+  const UInt upper = all >> 16;
+  const UInt rounded = (all + 0x7fffu + (upper & 1u)) >> 16;
+  const Int magnitude = __builtin_bit_cast(Int, all & 0x7fffffffu);
+  return magnitude < 0x7f800001 ? rounded : upper | 0x0040u;
 }
 
 }  // namespace detail
 
-// Exact. A NaN keeps its sign and payload.
+// Exact. A NaN keeps its sign and payload (F16Codec may make it quiet).
 [[nodiscard]] KVBLEND_HOST_DEVICE constexpr float to_float(Float16 value) {
-  const auto sign = (std::uint32_t{value.bits} & 0x8000u) << 16;
-  const auto magnitude = static_cast<std::int32_t>(value.bits & 0x7fffu);
-  const std::int32_t shifted = magnitude << 13;
-  // Both exponents are biased: 127 - 15 lifts a finite one, 255 - 31 takes all ones to all ones.
-  const std::int32_t large = shifted + detail::select_below(magnitude, 0x7c00, (127 - 15) << 23, (255 - 31) << 23);
-  // Subnormals are multiples of 2^-24, the unit of [0.5, 1): put the bits there and subtract the 0.5. No subnormal
-  // float takes part, which engines that flush them to zero would lose.
-  const float tiny = __builtin_bit_cast(float, magnitude | 0x3f000000) - 0.5f;
-  const std::int32_t bits = detail::select_below(magnitude, 0x0400, __builtin_bit_cast(std::int32_t, tiny), large);
-  return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) | sign);
+  return detail::half_to_float<float>(std::int32_t{value.bits});
 }
 
 // To nearest, ties to even; beyond 65504 by half a unit or more: infinity. A NaN stays one, and becomes quiet.
 [[nodiscard]] KVBLEND_HOST_DEVICE constexpr Float16 to_float16(float value) {
-  const auto all = __builtin_bit_cast(std::uint32_t, value);
-  const std::uint32_t sign = (all & 0x80000000u) >> 16;
-  const auto magnitude = static_cast<std::int32_t>(all & 0x7fffffffu);
-  const std::int32_t normal = (magnitude - ((127 - 15) << 23) + 0x0fff + ((magnitude >> 13) & 1)) >> 13;
-  // Adding 0.5 makes the hardware round at 2^-24.
-  const float tiny = __builtin_bit_cast(float, magnitude) + 0.5f;
-  const std::int32_t subnormal = __builtin_bit_cast(std::int32_t, tiny) - 0x3f000000;
-  const std::int32_t nan = 0x7e00 | ((magnitude >> 13) & 0x03ff);
-  const std::int32_t special = detail::select_below(magnitude, 0x7f800001, 0x7c00, nan);
-  const std::int32_t finite = detail::select_below(magnitude, 0x38800000, subnormal, normal);  // 2^-14
-  const std::int32_t rounded = detail::select_below(magnitude, 0x47800000, finite, special);   // 2^16
-  return {static_cast<std::uint16_t>(static_cast<std::uint32_t>(rounded) | sign)};
+  return {static_cast<std::uint16_t>(detail::float_to_half<std::int32_t, std::uint32_t>(value))};
 }
 
 // Exact.
@@ -63,11 +97,7 @@ namespace detail {
 
 // To nearest, ties to even. A NaN stays one, and becomes quiet.
 [[nodiscard]] KVBLEND_HOST_DEVICE constexpr BFloat16 to_bfloat16(float value) {
-  const auto all = __builtin_bit_cast(std::uint32_t, value);
-  const auto magnitude = static_cast<std::int32_t>(all & 0x7fffffffu);
-  const auto rounded = static_cast<std::int32_t>((all + 0x7fffu + ((all >> 16) & 1u)) >> 16);
-  const auto nan = static_cast<std::int32_t>((all >> 16) | 0x0040u);
-  return {static_cast<std::uint16_t>(detail::select_below(magnitude, 0x7f800001, rounded, nan))};
+  return {static_cast<std::uint16_t>(detail::float_to_bfloat<std::int32_t, std::uint32_t>(value))};
 }
 
 namespace detail {
@@ -85,30 +115,24 @@ struct ToBFloat16 {
   KVBLEND_HOST_DEVICE constexpr BFloat16 operator()(float value) const { return to_bfloat16(value); }
 };
 
-// `count` values From at `source` to as many To at `destination`, both of any alignment. Blocks of a fixed size in
-// local arrays are what compilers vectorise at -O2 as well.
-template <class From, class To, class Convert>
-void convert(const void* source, void* destination, std::int64_t count, Convert convert_one) {
-  constexpr std::size_t kBlock = 16;
-  const auto* in = static_cast<const std::byte*>(source);
-  auto* out = static_cast<std::byte*>(destination);
-  const std::size_t size = count > 0 ? static_cast<std::size_t>(count) : 0;
-  for (std::size_t blocks = size / kBlock; blocks > 0; --blocks) {
-    From from[kBlock];
-    To to[kBlock];
-    std::memcpy(from, in, sizeof from);
-    for (std::size_t j = 0; j < kBlock; ++j) to[j] = convert_one(from[j]);
-    std::memcpy(out, to, sizeof to);
-    in += sizeof from;
-    out += sizeof to;
-  }
-  const std::size_t rest = size % kBlock;
-  for (std::size_t j = 0; j < rest; ++j) {
-    From from;
-    std::memcpy(&from, in + j * sizeof from, sizeof from);
-    const To to = convert_one(from);
-    std::memcpy(out + j * sizeof to, &to, sizeof to);
-  }
+}  // namespace detail
+
+namespace detail {
+
+// to_float16 and to_float, by the hardware's instructions if they are compiled for.
+[[nodiscard]] inline Float16 float16_of(float value) {
+#if KVBLEND_X86_LANES
+  return {static_cast<std::uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT))};
+#else
+  return to_float16(value);
+#endif
+}
+[[nodiscard]] inline float float_of(Float16 value) {
+#if KVBLEND_X86_LANES
+  return _cvtsh_ss(value.bits);
+#else
+  return to_float(value);
+#endif
 }
 
 }  // namespace detail
@@ -124,6 +148,8 @@ struct F32Codec {
   static void encode(const float* values, std::byte* destination, std::int64_t count) {
     if (count > 0) std::memcpy(destination, values, static_cast<std::size_t>(count) * sizeof(float));
   }
+  static void load(const std::byte* source, FloatLanes& lanes) { detail::read_lanes(source, lanes); }
+  static void store(const FloatLanes& lanes, std::byte* destination) { detail::write_lanes(lanes, destination); }
 };
 
 struct F16Codec {
@@ -132,10 +158,37 @@ struct F16Codec {
   static constexpr std::int32_t block_bytes = 2;
 
   static void decode(const std::byte* source, float* values, std::int64_t count) {
-    detail::convert<Float16, float>(source, values, count, detail::ToFloat{});
+    decode_lanes<Float16>(F16Codec{}, source, values, count, detail::ToFloat{});
   }
   static void encode(const float* values, std::byte* destination, std::int64_t count) {
-    detail::convert<float, Float16>(values, destination, count, detail::ToFloat16{});
+    encode_lanes(F16Codec{}, values, destination, count, detail::ToFloat16{});
+  }
+  // x86 has instructions for it, if they are compiled for.
+  static void load(const std::byte* source, FloatLanes& lanes) {
+    UInt16Lanes bits;
+    detail::read_lanes(source, bits);
+#if KVBLEND_X86_LANES == 16
+    lanes = __builtin_bit_cast(FloatLanes, _mm512_cvtph_ps(__builtin_bit_cast(__m256i, bits)));
+#elif KVBLEND_X86_LANES == 8
+    lanes = __builtin_bit_cast(FloatLanes, _mm256_cvtph_ps(__builtin_bit_cast(__m128i, bits)));
+#elif KVBLEND_VECTOR_FORMULAS
+    lanes = detail::half_to_float<FloatLanes>(__builtin_convertvector(bits, Int32Lanes));
+#else
+    for (std::int32_t i = 0; i < kLanes; ++i) lanes[i] = to_float(Float16{bits[i]});
+#endif
+  }
+  static void store(const FloatLanes& lanes, std::byte* destination) {
+#if KVBLEND_X86_LANES == 16
+    const auto bits = _mm512_cvtps_ph(__builtin_bit_cast(__m512, lanes), _MM_FROUND_TO_NEAREST_INT);
+#elif KVBLEND_X86_LANES == 8
+    const auto bits = _mm256_cvtps_ph(__builtin_bit_cast(__m256, lanes), _MM_FROUND_TO_NEAREST_INT);
+#elif KVBLEND_VECTOR_FORMULAS
+    const auto bits = __builtin_convertvector(detail::float_to_half<Int32Lanes, UInt32Lanes>(lanes), UInt16Lanes);
+#else
+    UInt16Lanes bits;
+    for (std::int32_t i = 0; i < kLanes; ++i) bits[i] = to_float16(lanes[i]).bits;
+#endif
+    detail::write_lanes(bits, destination);
   }
 };
 
@@ -145,26 +198,40 @@ struct Bf16Codec {
   static constexpr std::int32_t block_bytes = 2;
 
   static void decode(const std::byte* source, float* values, std::int64_t count) {
-    detail::convert<BFloat16, float>(source, values, count, detail::ToFloat{});
+    decode_lanes<BFloat16>(Bf16Codec{}, source, values, count, detail::ToFloat{});
   }
   static void encode(const float* values, std::byte* destination, std::int64_t count) {
-    detail::convert<float, BFloat16>(values, destination, count, detail::ToBFloat16{});
+    encode_lanes(Bf16Codec{}, values, destination, count, detail::ToBFloat16{});
+  }
+  static void load(const std::byte* source, FloatLanes& lanes) {
+    UInt16Lanes bits;
+    detail::read_lanes(source, bits);
+#if KVBLEND_X86_LANES == 16  // one instruction that g++ makes three of
+    const auto wide = __builtin_bit_cast(UInt32Lanes, _mm512_cvtepu16_epi32(__builtin_bit_cast(__m256i, bits)));
+#else
+    const auto wide = __builtin_convertvector(bits, UInt32Lanes);
+#endif
+    lanes = __builtin_bit_cast(FloatLanes, wide << 16);
+  }
+  static void store(const FloatLanes& lanes, std::byte* destination) {
+#if KVBLEND_X86_LANES == 16 && defined(__AVX512BF16__)
+    // The instruction takes subnormals for zeros: where a number has no exponent, the formula has to do it.
+    const auto numbers = __builtin_bit_cast(__m512, lanes);
+    if (_mm512_test_epi32_mask(_mm512_castps_si512(numbers), _mm512_set1_epi32(0x7f800000)) == 0xffff) [[likely]] {
+      detail::write_lanes(_mm512_cvtneps_pbh(numbers), destination);
+      return;
+    }
+#endif
+#if KVBLEND_VECTOR_FORMULAS
+    const auto bits = __builtin_convertvector(detail::float_to_bfloat<Int32Lanes, UInt32Lanes>(lanes), UInt16Lanes);
+#else
+    UInt16Lanes bits;
+    for (std::int32_t i = 0; i < kLanes; ++i) bits[i] = to_bfloat16(lanes[i]).bits;
+#endif
+    detail::write_lanes(bits, destination);
   }
 };
 
-static_assert(Codec<F32Codec> && Codec<F16Codec> && Codec<Bf16Codec>);
-
-// Calls use(C{}) with the codec of `dtype` and returns what it returns, a Status or a Result. Once per plane, not per
-// value: the loops within know their codec at compile time. A dtype that is none of ours is an error.
-template <class Use>
-[[nodiscard]] auto with_codec(DType dtype, Use&& use) -> decltype(use(F32Codec{})) {
-  static_assert(std::convertible_to<Status, decltype(use(F32Codec{}))>, "`use` must return a Status or a Result");
-  switch (dtype) {
-    case DType::f32: return use(F32Codec{});
-    case DType::f16: return use(F16Codec{});
-    case DType::bf16: return use(Bf16Codec{});
-  }
-  return Status::error(StatusCode::unsupported, "no codec for dtype %d", static_cast<int>(dtype)).at("dtype");
-}
+static_assert(LaneCodec<F32Codec> && LaneCodec<F16Codec> && LaneCodec<Bf16Codec>);
 
 }  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

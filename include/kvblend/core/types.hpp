@@ -46,13 +46,38 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-enum class DType : std::uint8_t { f32, f16, bf16 };
+// What a cache stores. The numbers stand in digests and never change. q8_0 and q4_0 are ggml's blocks of 32 values.
+enum class DType : std::uint8_t { f32, f16, bf16, f8_e4m3, f8_e5m2, q8_0, q4_0 };
+
+inline constexpr DType kAllDTypes[] = {DType::f32,     DType::f16,  DType::bf16, DType::f8_e4m3,
+                                       DType::f8_e5m2, DType::q8_0, DType::q4_0};
+
+// Values that are stored together, and bytes of such a block.
+[[nodiscard]] constexpr std::int32_t block_values(DType dtype) {
+  return dtype == DType::q8_0 || dtype == DType::q4_0 ? 32 : 1;
+}
+[[nodiscard]] constexpr std::int32_t block_bytes(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return 4;
+    case DType::f16: return 2;
+    case DType::bf16: return 2;
+    case DType::f8_e4m3: return 1;
+    case DType::f8_e5m2: return 1;
+    case DType::q8_0: return 34;
+    case DType::q4_0: return 18;
+  }
+  return 0;
+}
 
 [[nodiscard]] constexpr const char* to_string(DType dtype) {
   switch (dtype) {
     case DType::f32: return "f32";
     case DType::f16: return "f16";
     case DType::bf16: return "bf16";
+    case DType::f8_e4m3: return "f8_e4m3";
+    case DType::f8_e5m2: return "f8_e5m2";
+    case DType::q8_0: return "q8_0";
+    case DType::q4_0: return "q4_0";
   }
   return "unknown";
 }

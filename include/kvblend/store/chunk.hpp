@@ -98,6 +98,8 @@ class Chunk {
 
   template <Codec C>
   [[nodiscard]] ContiguousPlane<C> plane(std::int32_t layer, std::int64_t which) const {
+    static_assert(C::block_bytes * block_values(C::dtype) == C::block_values * block_bytes(C::dtype),
+                  "a codec with more bytes than its dtype, such as scales between the values, is none of a chunk");
     if (C::dtype != identity_.model.dtype || layer < 0 || layer >= layers()) return {};
     return dense_plane<C>(view(layer).data() + which * plane_bytes(identity_), tokens(), identity_.model.kv_heads,
                           identity_.model.head_dim);
@@ -154,7 +156,7 @@ Status check_import(const P& source, const ModelIdentity& model, std::int64_t fi
         .at("%s", name);
   }
   KVBLEND_RETURN_IF_ERROR(check_shape(source, name));
-  return check_rows(source, first, count, name);
+  return check_stored_rows(source, first, count, name);
 }
 
 }  // namespace detail

@@ -3,11 +3,12 @@
 // What a chunk file's safetensors header says: the identity as metadata, and where the tensors lie. Between
 // store/identity.hpp and store/chunk_file.hpp.
 //
-// Metadata (all strings): format "kvblend-chunk", version "1", model, fingerprint, tenant, recipe, dtype ("f32", "f16",
-// "bf16"), layers, kv_heads, head_dim, first_position (decimal), ropes (JSON, a list of objects), layer_rope (JSON, a
-// list of indices into ropes), digest (32 hexadecimal digits over the whole identity), and "xxh3.NAME" for each tensor
-// NAME: XXH3-64 of its bytes, 16 hexadecimal digits.
-// Tensors: layers.N.key, layers.N.value [tokens, kv_heads, head_dim]; tokens, context I32; scores F32, if there are any.
+// Metadata (all strings): format "kvblend-chunk", version "1", model, fingerprint, tenant, recipe, dtype (to_string of
+// one of kAllDTypes), layers, kv_heads, head_dim, first_position (decimal), ropes (JSON, a list of objects), layer_rope
+// (JSON, a list of indices into ropes), digest (32 hexadecimal digits over the whole identity), and "xxh3.NAME" for
+// each tensor NAME: XXH3-64 of its bytes, 16 hexadecimal digits.
+// Tensors: layers.N.key, layers.N.value [tokens, kv_heads, head_dim], of ggml's blocks U8 [tokens, kv_heads, bytes of a
+// head]; tokens, context I32; scores F32, if there are any.
 #pragma once
 
 #include <kvblend/store/chunk.hpp>
@@ -56,8 +57,17 @@ namespace detail {
     case DType::f32: return "F32";
     case DType::f16: return "F16";
     case DType::bf16: return "BF16";
+    case DType::f8_e4m3: return "F8_E4M3";
+    case DType::f8_e5m2: return "F8_E5M2";
+    case DType::q8_0: return "U8";  // safetensors has no name for blocks: their bytes
+    case DType::q4_0: return "U8";
   }
   return "";
+}
+
+// Shape of a layer's keys, or values, in the elements of safetensors_dtype.
+[[nodiscard]] inline std::vector<std::int64_t> plane_shape(const ModelIdentity& model, std::int64_t tokens) {
+  return {tokens, model.kv_heads, block_values(model.dtype) == 1 ? model.head_dim : head_bytes(model)};
 }
 
 inline Status bad_metadata(const char* key, const char* what, StatusCode code = StatusCode::corrupt) {
@@ -74,6 +84,7 @@ inline std::string ropes_to_json(const std::vector<RopeSpec>& ropes) {
     entry["pairing"] = spec.pairing == RopePairing::neox ? "neox" : "interleaved";
     entry["attention_factor"] = spec.attention_factor;
     entry["inv_freq"] = std::vector<double>(spec.frequencies().begin(), spec.frequencies().end());
+    entry["axis_of_pair"] = std::vector<int>(spec.axes().begin(), spec.axes().end());
     list.push_back(std::move(entry));
   }
   return list.dump();
@@ -97,7 +108,10 @@ inline bool parse_rope(const nlohmann::json& entry, RopeSpec& spec) {
   const auto pairing = entry.find("pairing");
   const auto factor = entry.find("attention_factor");
   const auto frequencies = entry.find("inv_freq");
-  if (pairing == entry.end() || factor == entry.end() || frequencies == entry.end()) return false;
+  const auto axes = entry.find("axis_of_pair");
+  if (pairing == entry.end() || factor == entry.end() || frequencies == entry.end() || axes == entry.end()) {
+    return false;
+  }
   if (*pairing == "neox") {
     spec.pairing = RopePairing::neox;
   } else if (*pairing == "interleaved") {
@@ -108,12 +122,17 @@ inline bool parse_rope(const nlohmann::json& entry, RopeSpec& spec) {
   if (!factor->is_number()) return false;
   spec.attention_factor = factor->get<double>();
   if (spec.rotary_dim < 0 || spec.pairs() > kMaxRopePairs || !frequencies->is_array() ||
-      frequencies->size() != static_cast<std::size_t>(spec.pairs())) {
+      frequencies->size() != static_cast<std::size_t>(spec.pairs()) || !axes->is_array() ||
+      axes->size() != frequencies->size()) {
     return false;
   }
   for (std::size_t i = 0; i < frequencies->size(); ++i) {
-    if (!(*frequencies)[i].is_number()) return false;
+    const nlohmann::json& axis = (*axes)[i];
+    if (!(*frequencies)[i].is_number() || !axis.is_number_unsigned() || axis.get<std::uint64_t>() >= kRopeAxes) {
+      return false;
+    }
     spec.inv_freq[i] = (*frequencies)[i].get<double>();
+    spec.axis_of_pair[i] = axis.get<std::uint8_t>();
   }
   return true;
 }
@@ -215,7 +234,7 @@ inline Result<SafetensorsHeader> make_chunk_header(const ChunkIdentity& identity
   const auto tokens = static_cast<std::int64_t>(identity.tokens.size());
   const auto context = static_cast<std::int64_t>(identity.context.size());
   for (std::int32_t layer = 0; layer < model.layers; ++layer) {
-    const std::vector<std::int64_t> shape = {tokens, model.kv_heads, model.head_dim};
+    const std::vector<std::int64_t> shape = detail::plane_shape(model, tokens);
     add(key_tensor(layer), detail::safetensors_dtype(model.dtype), shape, plane_bytes(identity));
     add(value_tensor(layer), detail::safetensors_dtype(model.dtype), shape, plane_bytes(identity));
   }
@@ -240,13 +259,13 @@ inline Result<ChunkIdentity> parse_chunk_identity(const SafetensorsHeader& heade
   KVBLEND_RETURN_IF_ERROR(detail::get_text(header, "recipe", identity.recipe));
   KVBLEND_RETURN_IF_ERROR(detail::get_text(header, "dtype", text));
   bool known = false;
-  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+  for (const DType dtype : kAllDTypes) {
     if (text == to_string(dtype)) {
       identity.model.dtype = dtype;
       known = true;
     }
   }
-  if (!known) return detail::bad_metadata("dtype", "is none of f32, f16, bf16");
+  if (!known) return detail::bad_metadata("dtype", "is none that this program knows");
   KVBLEND_RETURN_IF_ERROR(detail::get_number(header, "layers", identity.model.layers));
   KVBLEND_RETURN_IF_ERROR(detail::get_number(header, "kv_heads", identity.model.kv_heads));
   KVBLEND_RETURN_IF_ERROR(detail::get_number(header, "head_dim", identity.model.head_dim));
@@ -270,7 +289,7 @@ inline Status check_chunk_tensors(const SafetensorsHeader& header, const ChunkId
   if (!context.ok()) return context.status;
   const std::size_t expected = 2 * static_cast<std::size_t>(model.layers) + (identity.recipe.empty() ? 2 : 3);
   const char* dtype = detail::safetensors_dtype(model.dtype);
-  const std::vector<std::int64_t> shape = {tokens.value, model.kv_heads, model.head_dim};
+  const std::vector<std::int64_t> shape = detail::plane_shape(model, tokens.value);
   KVBLEND_RETURN_IF_ERROR(detail::check_tensor(header, "tokens", "I32", {tokens.value}));
   KVBLEND_RETURN_IF_ERROR(detail::check_tensor(header, "context", "I32", {context.value}));
   if (!identity.recipe.empty()) {

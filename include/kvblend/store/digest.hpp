@@ -114,6 +114,7 @@ class IdentityFeed {
     number(static_cast<std::int32_t>(spec.pairing));
     number(spec.attention_factor);
     hash_.update(std::as_bytes(spec.frequencies()));
+    hash_.update(std::as_bytes(spec.axes()));
   }
 
  private:

@@ -24,19 +24,22 @@ namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 inline constexpr std::int32_t kMaxStoredLayers = 4096;
 inline constexpr std::int32_t kMaxStoredKvHeads = 65536;
 
-// Bytes of one stored value.
-[[nodiscard]] constexpr std::int64_t value_bytes(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
-
 // The model that computed a chunk, and the shape of its cache. A host fills in one of these and stamps every chunk and
 // every loader with it.
 struct ModelIdentity {
   std::string name;         // what people call it
-  std::string fingerprint;  // what tells its weights from others of that name, such as a hash of the model file
+  std::string fingerprint;  // what tells its weights from others of that name, such as a hash of the model file; and
+                            // whatever else its cache's bytes depend on: scales of fp8, Hadamard turns
   DType dtype = DType::f32;
   std::int32_t layers = 0;
   std::int32_t kv_heads = 0;
   std::int32_t head_dim = 0;
 };
+
+// Bytes of one head's keys, or values, of one token.
+[[nodiscard]] inline std::int64_t head_bytes(const ModelIdentity& model) {
+  return std::int64_t{model.head_dim / block_values(model.dtype)} * block_bytes(model.dtype);
+}
 
 struct ChunkIdentity {
   ModelIdentity model;
@@ -58,8 +61,7 @@ struct ChunkIdentity {
 
 // Bytes of one layer's keys (as many again for its values), of a whole layer, and of all layers.
 [[nodiscard]] inline std::int64_t plane_bytes(const ChunkIdentity& identity) {
-  return static_cast<std::int64_t>(identity.tokens.size()) * identity.model.kv_heads * identity.model.head_dim *
-         value_bytes(identity.model.dtype);
+  return static_cast<std::int64_t>(identity.tokens.size()) * identity.model.kv_heads * head_bytes(identity.model);
 }
 [[nodiscard]] inline std::int64_t layer_bytes(const ChunkIdentity& identity) { return 2 * plane_bytes(identity); }
 [[nodiscard]] inline std::int64_t total_bytes(const ChunkIdentity& identity) {
@@ -91,7 +93,8 @@ inline bool same_rope(const RopeSpec& a, const RopeSpec& b) {
       a.pairing != b.pairing || !same(a.attention_factor, b.attention_factor)) {
     return false;
   }
-  return std::equal(a.frequencies().begin(), a.frequencies().end(), b.frequencies().begin(), same);
+  return std::equal(a.frequencies().begin(), a.frequencies().end(), b.frequencies().begin(), same) &&
+         std::equal(a.axes().begin(), a.axes().end(), b.axes().begin());
 }
 
 inline Status check_rope(const RopeSpec& spec, std::int32_t head_dim, std::size_t index) {
@@ -149,6 +152,14 @@ inline Status validate(const ModelIdentity& model) {
   }
   if (model.head_dim < 1 || model.head_dim > kMaxHeadDim) {
     return out_of_range("model.head_dim", model.head_dim, kMaxHeadDim);
+  }
+  if (block_bytes(model.dtype) == 0) {
+    return Status::error(StatusCode::invalid_argument, "%d is none", static_cast<int>(model.dtype)).at("model.dtype");
+  }
+  if (model.head_dim % block_values(model.dtype) != 0) {
+    return Status::error(StatusCode::invalid_argument, "%d is not whole %s blocks of %d", model.head_dim,
+                         to_string(model.dtype), block_values(model.dtype))
+        .at("model.head_dim");
   }
   return {};
 }

@@ -21,7 +21,7 @@ namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
 struct SafetensorsTensor {
   std::string name;
-  std::string dtype;  // "F32", "F16", "BF16", "I32"
+  std::string dtype;  // "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "U8", "I32"
   std::vector<std::int64_t> shape;
   std::int64_t begin = 0;  // bytes from the start of the file
   std::int64_t end = 0;
@@ -68,6 +68,7 @@ namespace detail {
 [[nodiscard]] inline std::int64_t safetensors_value_bytes(std::string_view dtype) {
   if (dtype == "F32" || dtype == "I32") return 4;
   if (dtype == "F16" || dtype == "BF16") return 2;
+  if (dtype == "F8_E4M3" || dtype == "F8_E5M2" || dtype == "U8") return 1;
   return 0;
 }
 
@@ -133,7 +134,7 @@ inline Status parse_tensor(const nlohmann::json& value, SafetensorsTensor& tenso
   if (!dtype.is_string()) return bad_tensor(tensor.name, "dtype is not a string");
   tensor.dtype = dtype.get_ref<const std::string&>();
   std::int64_t bytes = safetensors_value_bytes(tensor.dtype);
-  if (bytes == 0) return bad_tensor(tensor.name, "dtype is none of F32, F16, BF16, I32");
+  if (bytes == 0) return bad_tensor(tensor.name, "dtype is none that a chunk has");
   if (!shape.is_array() || shape.size() > 8) return bad_tensor(tensor.name, "shape is not a list of sizes");
   for (const nlohmann::json& entry : shape) {
     std::int64_t size = 0;
