@@ -2,7 +2,10 @@
 //
 // Layouts put rows where their strides say, in 64 bits, and know which rows have memory.
 #include <kvblend/codec/floats.hpp>
+#include <kvblend/memory/block_array.hpp>
+#include <kvblend/memory/engines.hpp>
 #include <kvblend/memory/layouts.hpp>
+#include <kvblend/memory/rows.hpp>
 
 #include <doctest/doctest.h>
 #include <cstddef>
@@ -17,7 +20,7 @@ using namespace kvblend;
 
 namespace {
 
-static_assert(Layout<ContiguousLayout> && Layout<PagedLayout>);
+static_assert(Layout<ContiguousLayout> && Layout<PagedLayout> && Layout<SlotLayout<>>);
 static_assert(std::is_trivially_copyable_v<ContiguousPlane<F16Codec>> &&
               std::is_trivially_copyable_v<PagedPlane<Bf16Codec>>);
 static_assert(WritablePlane<ContiguousPlane<F32Codec>> && !WritablePlane<ConstContiguousPlane<F32Codec>>);
@@ -90,9 +93,74 @@ TEST_CASE("offsets reach past 32 bits") {
   CHECK(one_byte.contains(largest) == false);
 }
 
+// The same in every layout: only offsets are taken, from memory that need not exist.
+TEST_CASE("offsets of all layouts reach past 32 bits") {
+  constexpr std::int64_t kBlock = 131072;
+  constexpr std::int64_t kBytes = 16 * 8 * 128;  // a block's, one byte a value
+  const std::int32_t table[2] = {-1, kBlock};
+  const HeadShape shape(8, 128, 128);
+  const BlockPool pool(kBlock + 1, 16, shape, kBytes, 8 * 128);
+  CHECK(PagedLayout(pool, table, 2).offset(16, 0, 0) == std::int64_t{1} << 31);
+
+  const std::int32_t slot32 = kBlock * 16 + 3;
+  const std::int64_t slot64 = (std::int64_t{1} << 40) + 5;
+  CHECK(SlotLayout<>(pool, &slot32, 1).offset(0, 7, 0) == (std::int64_t{1} << 31) + 3 * 1024 + 7 * 128);
+  CHECK(SlotLayout<>(pool, &slot32, 1).contains(0));
+  CHECK(SlotLayout<std::int64_t>(pool, &slot64, 1).offset(0, 0, 0) == (std::int64_t{1} << 50) + 5 * 1024);
+  CHECK_FALSE(SlotLayout<std::int64_t>(pool, &slot64, 1).contains(0));
+  const std::uint32_t last_cell = 0xffffffffu;  // not a negative number
+  const BlockPool cells = llama_cpp_cells<F16Codec>(std::int64_t{1} << 32, 8, 128).value;
+  CHECK(SlotLayout<std::uint32_t>(cells, &last_cell, 1).contains(0));
+  CHECK(SlotLayout<std::uint32_t>(cells, &last_cell, 1).offset(0, 0, 0) == ((std::int64_t{1} << 32) - 1) * 2048);
+
+  // The last block of the largest secondary pool, behind a primary one of 2^42 bytes.
+  const std::int32_t entry = static_cast<std::int32_t>(0xfffffffeu);
+  const BlockArrayLayout blocks(pool, std::int64_t{1} << 31, std::int64_t{1} << 42, &entry, 1);
+  CHECK(blocks.contains(15));
+  const std::int32_t none = -1;  // no block, though that pool is large enough for block 2^31 - 1
+  CHECK_FALSE(BlockArrayLayout(pool, std::int64_t{1} << 31, 0, &none, 1).contains(0));
+  CHECK(blocks.offset(15, 0, 0) == (std::int64_t{1} << 42) + ((std::int64_t{1} << 31) - 2) * kBytes + 15 * 1024);
+
+  // Transposed: the head and the tile stride, not the row, make the large number.
+  const BlockPool values = llama_cpp_transposed_values<F16Codec>(1 << 22, 8, 128, 3).value;
+  const ContiguousLayout rows = in_order(values).value;
+  CHECK(rows.offset(5, 7, 127) == 2 * (((std::int64_t{3} * 8 + 7) * 128 + 127) * (std::int64_t{1} << 22) + 5));
+  const auto packed = vllm_packed_keys<F16Codec>({2, std::int32_t{1} << 30, 8, 128, 0}).value.keys;
+  const std::int64_t row = std::int64_t{1} << 30;
+  const std::int32_t first[1] = {1};
+  CHECK(PagedLayout(packed, first, 1).offset(row - 1, 7, 15) ==
+        2 * ((((std::int64_t{8} + 7) * 16 + 15) * row + row - 1) * 8));
+}
+
+// vLLM pull request 13922: padding slots were written.
+TEST_CASE("rows of negative slots are passed over, those past the pool refused") {
+  std::vector<float> pool(8, -1.0f);
+  const std::int64_t slots[3] = {3, -1, 5};
+  const auto tokens = block_pool<F32Codec>({8, 1, 1, 1, 0}).value;
+  const SlotPlane<F32Codec, std::int64_t> plane(reinterpret_cast<std::byte*>(pool.data()),
+                                                by_slots(tokens, slots, 3).value);
+  CHECK(check_rows(plane, 0, 3, "keys").ok());
+  CHECK(check_rows(plane, 0, 4, "keys").code() == StatusCode::out_of_range);
+  CHECK(plane.layout.skips(1));
+  CHECK_FALSE(plane.layout.skips(3));
+  const float rows[3] = {10, 11, 12};
+  copy_rows(dense_plane<F32Codec>(reinterpret_cast<const std::byte*>(rows), 3, 1, 1), 0, plane, 0, 3);
+  CHECK(pool == std::vector<float>{-1, -1, -1, 10, -1, 12, -1, -1});
+  float back[3] = {0, 0, 0};
+  copy_rows(plane, 0, dense_plane<F32Codec>(reinterpret_cast<std::byte*>(back), 3, 1, 1), 0, 3);
+  CHECK(back[0] == 10);
+  CHECK(back[1] == 0);
+  CHECK(back[2] == 12);
+
+  const std::int64_t past[2] = {7, 8};
+  const SlotPlane<F32Codec, std::int64_t> beyond(plane.base, by_slots(tokens, past, 2).value);
+  CHECK(std::string(check_rows(beyond, 0, 2, "keys").message()) == "row 1 has no memory");
+}
+
 // vLLM pull requests 54296 and 13922: block tables were read past their end, padding was taken for a block.
 TEST_CASE("rows beyond the table or without a block are refused") {
-  // Two sequences' tables in one array, eight blocks of four rows each: row 32 of the first would be row 0 of the second.
+  // Two sequences' tables in one array, eight blocks of four rows each: row 32 of the first would be row 0 of the
+  // second.
   std::vector<std::int32_t> tables(16);
   for (std::size_t i = 0; i < tables.size(); ++i) tables[i] = static_cast<std::int32_t>(i);
   std::vector<std::byte> memory(16 * 4 * 2 * 4);

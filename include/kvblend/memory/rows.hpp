@@ -21,7 +21,7 @@ namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 // overlap in any other way are the caller's mistake.
 template <ReadablePlane P, ReadablePlane Q>
 [[nodiscard]] bool same_rows(const P& source, const Q& destination) {
-  if constexpr (std::same_as<typename P::codec, typename Q::codec> &&
+  if constexpr (std::same_as<typename P::codec_type, typename Q::codec_type> &&
                 std::same_as<typename P::layout_type, typename Q::layout_type>) {
     return source.base == destination.base;
   } else {
@@ -62,7 +62,7 @@ class RunCopier {
 template <ReadablePlane P, WritablePlane Q>
 void copy_value_bits(const P& source, std::int64_t source_row, const Q& destination, std::int64_t destination_row,
                      std::int32_t head, std::int32_t first, std::int32_t last, RunCopier& copier) {
-  using C = typename P::codec;
+  using C = typename P::codec_type;
   const std::int32_t from_run = source.layout.tile_values();
   const std::int32_t to_run = destination.layout.tile_values();
   for (std::int32_t at = first; at < last;) {
@@ -79,7 +79,7 @@ void copy_value_bits(const P& source, std::int64_t source_row, const Q& destinat
 template <ReadablePlane P>
 [[nodiscard]] auto floats_in_place(const P& plane, std::int64_t row, std::int32_t head) {
   using Float = std::conditional_t<std::is_const_v<typename P::byte>, const float, float>;
-  if constexpr (std::same_as<typename P::codec, F32Codec>) {
+  if constexpr (std::same_as<typename P::codec_type, F32Codec>) {
     typename P::byte* const bytes = plane.at(row, head);
     const bool aligned = reinterpret_cast<std::uintptr_t>(bytes) % alignof(float) == 0;
     return plane.layout.tiles() == 1 && aligned ? reinterpret_cast<Float*>(bytes) : static_cast<Float*>(nullptr);
@@ -88,15 +88,76 @@ template <ReadablePlane P>
   }
 }
 
+// The largest magnitude among `count` values. NaN counts as none.
+[[nodiscard]] inline float largest_magnitude(const float* values, std::int32_t count) {
+  float largest = 0;
+  for (std::int32_t i = 0; i < count; ++i) {
+    const float magnitude = values[i] < 0 ? -values[i] : values[i];
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
+// Writes a row of a plane that makes its scales from what it stores: produce(head, values) gives a head's floats, and
+// is asked twice where the heads share a scale. The old scale stands until all that it may be needed for was read.
+template <WritablePlane Q, class Produce>
+void write_scaled_row(const Q& destination, std::int64_t row, const Produce& produce) {
+  const std::int32_t heads = destination.layout.heads();
+  const std::int32_t head_dim = destination.layout.head_dim();
+  const std::int32_t group = destination.codec.scale_per_head() ? 1 : heads;
+  alignas(64) float values[kMaxHeadDim];
+  for (std::int32_t first = 0; first < heads; first += group) {
+    float amax = 0;
+    for (std::int32_t head = first; head < first + group; ++head) {
+      produce(head, values);
+      amax = (std::max)(amax, largest_magnitude(values, head_dim));
+    }
+    const auto codec = destination.codec.fitted(amax);
+    for (std::int32_t head = first; head < first + group; ++head) {
+      if (group > 1) produce(head, values);
+      encode_values(destination, codec, row, head, 0, head_dim, values);
+    }
+    destination.codec.put_scale(row, first, codec);
+  }
+}
+
+// The scales of a row whose bits were copied.
+template <ReadablePlane P, WritablePlane Q>
+void copy_scales(const P& source, std::int64_t source_row, const Q& destination, std::int64_t destination_row) {
+  const std::int32_t scales = destination.codec.scale_per_head() ? destination.layout.heads() : 1;
+  for (std::int32_t head = 0; head < scales; ++head) {
+    destination.codec.copy_scale(destination_row, head, source.codec, source_row, head);
+  }
+}
+
+template <ReadablePlane P>
+struct DecodeHead {
+  const P& plane;
+  std::int64_t row;
+  void operator()(std::int32_t head, float* values) const { decode_head(plane, row, head, values); }
+};
+
 template <ReadablePlane P, WritablePlane Q>
 void copy_row(const P& source, std::int64_t source_row, const Q& destination, std::int64_t destination_row,
               RunCopier& copier) {
+  if (skips_row(source.layout, source_row) || skips_row(destination.layout, destination_row)) return;
   const std::int32_t head_dim = source.layout.head_dim();
-  for (std::int32_t head = 0; head < source.layout.heads(); ++head) {
-    if constexpr (std::same_as<typename P::codec, typename Q::codec>) {
-      copy_value_bits(source, source_row, destination, destination_row, head, 0, head_dim, copier);
-    } else {
-      float values[kMaxHeadDim];
+  if constexpr (SameFormat<typename P::codec_type, typename Q::codec_type>) {
+    if (stores_alike(source.codec, destination.codec)) {
+      for (std::int32_t head = 0; head < source.layout.heads(); ++head) {
+        copy_value_bits(source, source_row, destination, destination_row, head, 0, head_dim, copier);
+      }
+      if constexpr (SelfScalingCodec<typename Q::codec_type>) {
+        copy_scales(source, source_row, destination, destination_row);
+      }
+      return;
+    }
+  }
+  if constexpr (SelfScalingCodec<typename Q::codec_type>) {
+    write_scaled_row(destination, destination_row, DecodeHead<P>{source, source_row});
+  } else {
+    alignas(64) float values[kMaxHeadDim];
+    for (std::int32_t head = 0; head < source.layout.heads(); ++head) {
       decode_head(source, source_row, head, values);
       encode_head(destination, destination_row, head, values);
     }
@@ -105,7 +166,8 @@ void copy_row(const P& source, std::int64_t source_row, const Q& destination, st
 
 }  // namespace detail
 
-// Row `source_row` to row `destination_row`, all heads. Shapes agree, head_dim is at most kMaxHeadDim.
+// Row `source_row` to row `destination_row`, all heads. Shapes agree, head_dim is at most kMaxHeadDim. A row that
+// either layout skips is left alone.
 template <ReadablePlane P, WritablePlane Q>
 void copy_row(const P& source, std::int64_t source_row, const Q& destination, std::int64_t destination_row) {
   detail::RunCopier copier;
