@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Keys and values between random layouts - either order of rows and heads, padding, odd addresses, rows that run
-// downwards, shuffled pages - against a naive reading of each layout's description.
+// Keys and values between random layouts - any nesting of rows, heads and tiles, padding, odd addresses, rows that run
+// downwards, shuffled pages, scattered slots - against a naive reading of each layout's description.
 #include <kvblend/codec/floats.hpp>
 
 #include <doctest/doctest.h>
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <random>
@@ -21,72 +22,87 @@ namespace {
 // A random layout over memory of its own, and where a naive reading of its description puts each row.
 template <class Codec>
 struct RandomPlane {
+  enum Kind { kContiguous, kPaged, kSlots };
+  enum Axis { kRow, kHead, kTile };
+
+  Kind kind = kContiguous;
   std::vector<std::byte> memory;
-  std::vector<std::int32_t> table;
+  std::vector<std::int32_t> table;  // of blocks, or of slots
   std::int64_t rows = 0;
   std::int32_t heads = 0;
   std::int32_t dim = 0;
-  std::int64_t base = 0;  // bytes into memory
-  std::int64_t row_stride = 0;
-  std::int64_t head_stride = 0;
+  std::int32_t tile = 0;                 // values
+  std::int64_t base = 0;                 // bytes into memory
+  std::array<std::int64_t, 3> stride{};  // bytes, by axis
   std::int64_t block_stride = 0;
-  std::int32_t block_rows = 0;  // 0: contiguous
+  std::int32_t block_rows = 0;
 
   RandomPlane(std::mt19937& random, std::int64_t row_count, std::int32_t head_count, std::int32_t values)
-      : rows(row_count), heads(head_count), dim(values) {
+      : kind(static_cast<Kind>(random() % 3)), rows(row_count), heads(head_count), dim(values), tile(values) {
     const std::int64_t size = Codec::block_bytes;
     const std::int64_t padding = static_cast<std::int64_t>(random() % 3) * (random() % 2 == 0 ? size : 1);
-    const bool heads_outside = random() % 2 == 0;
-    const bool paged = random() % 2 == 0;
-    block_rows = paged ? 1 + static_cast<std::int32_t>(random() % 5) : 0;
-    const std::int64_t group = paged ? block_rows : rows;
-    const std::int64_t unit = dim * size + padding;
-    row_stride = heads_outside ? unit : unit * heads;
-    head_stride = heads_outside ? unit * group : unit;
-    const std::int64_t blocks = paged ? (rows + block_rows - 1) / block_rows + 2 : 1;
-    block_stride = unit * heads * group + padding;
+    if (random() % 3 == 0) {
+      const std::int32_t tiles[] = {1, 2, dim / 2};
+      tile = tiles[random() % 3];
+    }
+    block_rows = kind == kContiguous ? static_cast<std::int32_t>(rows) : 1 + static_cast<std::int32_t>(random() % 5);
+    std::array<Axis, 3> nesting{kRow, kHead, kTile};
+    std::shuffle(nesting.begin(), nesting.end(), random);
+    const std::array<std::int64_t, 3> extent{block_rows, heads, dim / tile};
+    block_stride = tile * size + padding;
+    for (const Axis axis : nesting) {  // the innermost first
+      stride[axis] = block_stride;
+      block_stride *= extent[axis];
+    }
+    block_stride += padding;
+    const std::int64_t blocks = kind == kContiguous ? 1 : (rows + block_rows - 1) / block_rows + 2;
     base = static_cast<std::int64_t>(random() % 5);
     memory.resize(static_cast<std::size_t>(base + blocks * block_stride + 8));
     for (std::byte& byte : memory) byte = static_cast<std::byte>(random() % 0x70);  // finite in every codec
-    if (paged) {
-      table.resize(static_cast<std::size_t>(blocks));
-      for (std::size_t i = 0; i < table.size(); ++i) table[i] = static_cast<std::int32_t>(i);
-      std::shuffle(table.begin(), table.end(), random);
-    } else if (random() % 3 == 0) {  // rows that run downwards
-      base += (rows - 1) * row_stride;
-      row_stride = -row_stride;
+    if (kind == kContiguous) {
+      if (random() % 3 != 0) return;
+      base += (rows - 1) * stride[kRow];  // rows that run downwards
+      stride[kRow] = -stride[kRow];
+      return;
     }
+    table.resize(static_cast<std::size_t>(kind == kPaged ? blocks : blocks * block_rows));
+    for (std::size_t i = 0; i < table.size(); ++i) table[i] = static_cast<std::int32_t>(i);
+    std::shuffle(table.begin(), table.end(), random);
   }
 
-  std::int64_t offset(std::int64_t row, std::int32_t head) const {
-    std::int64_t at = base + head * head_stride;
-    if (block_rows == 0) {
-      for (std::int64_t i = 0; i < row; ++i) at += row_stride;
-      return at;
-    }
+  std::int64_t offset(std::int64_t row, std::int32_t head, std::int32_t tile_index) const {
     std::int64_t block = 0;
-    while (row >= block_rows) {
+    if (kind == kSlots) row = table[static_cast<std::size_t>(row)];
+    while (kind != kContiguous && row >= block_rows) {
       row -= block_rows;
       ++block;
     }
-    return at + table[static_cast<std::size_t>(block)] * block_stride + row * row_stride;
+    if (kind == kPaged) block = table[static_cast<std::size_t>(block)];
+    return base + block * block_stride + row * stride[kRow] + head * stride[kHead] + tile_index * stride[kTile];
   }
   std::vector<float> head(std::int64_t row, std::int32_t head_index) const {
     std::vector<float> values(static_cast<std::size_t>(dim));
-    Codec::decode(memory.data() + offset(row, head_index), values.data(), dim);
+    for (std::int32_t i = 0; i < dim / tile; ++i) {
+      Codec::decode(memory.data() + offset(row, head_index, i), values.data() + i * tile, tile);
+    }
     return values;
   }
   void set_head(std::int64_t row, std::int32_t head_index, const std::vector<float>& values) {
-    Codec::encode(values.data(), memory.data() + offset(row, head_index), dim);
+    for (std::int32_t i = 0; i < dim / tile; ++i) {
+      Codec::encode(values.data() + i * tile, memory.data() + offset(row, head_index, i), tile);
+    }
   }
   template <class Use>
   void with_plane(const Use& use) {
-    if (block_rows == 0) {
-      use(ContiguousPlane<Codec>(memory.data() + base, ContiguousLayout(rows, heads, dim, row_stride, head_stride)));
+    const HeadShape shape(heads, dim, stride[kHead], tile, stride[kTile]);
+    const BlockPool pool(1000, block_rows, shape, block_stride, stride[kRow]);
+    const auto entries = static_cast<std::int64_t>(table.size());
+    if (kind == kContiguous) {
+      use(ContiguousPlane<Codec>(memory.data() + base, ContiguousLayout(rows, shape, stride[kRow])));
+    } else if (kind == kPaged) {
+      use(PagedPlane<Codec>(memory.data() + base, PagedLayout(pool, table.data(), entries)));
     } else {
-      use(PagedPlane<Codec>(memory.data() + base,
-                            PagedLayout(table.data(), static_cast<std::int64_t>(table.size()), block_rows, heads, dim,
-                                        block_stride, row_stride, head_stride)));
+      use(SlotPlane<Codec>(memory.data() + base, SlotLayout<>(pool, table.data(), entries)));
     }
   }
 };

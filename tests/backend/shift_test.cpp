@@ -4,12 +4,13 @@
 // shift_layouts_test.cpp.
 #include <kvblend/codec/floats.hpp>
 #include <kvblend/rope/builders.hpp>
+#include <kvblend/rope/scaling.hpp>
 #include <kvblend/rope/shifter.hpp>
 
 #include <doctest/doctest.h>
 #include <algorithm>
-#include <cmath>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -256,9 +257,9 @@ TEST_CASE_TEMPLATE("rows that are computed anyway need not be placed, and the ot
   std::array<std::vector<float>, 2> scratch;
   std::array<PlacedRun, 2> runs;
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    scratch[i].resize(static_cast<std::size_t>(RotationTable::size<ExactAngles>(spec, moves[i])));
+    scratch[i].resize(static_cast<std::size_t>(RotationTable::size<ExactAngles>(spec, spec, moves[i])));
     runs[i] = {static_cast<std::int32_t>(i), moves[i],
-               RotationTable::make<ExactAngles>(spec, moves[i], scratch[i]).value};
+               RotationTable::make<ExactAngles>(spec, spec, moves[i], scratch[i]).value};
   }
   Rows<F32Codec> keys(150, 2, 8), values(150, 2, 8), all_keys(150, 2, 8), all_values(150, 2, 8);
   std::vector<std::uint8_t> computed(150);

@@ -48,7 +48,7 @@ struct OnePlane {
 // Places a run's values; its keys, unturned, go where nobody looks.
 template <class Backend, class P, class Q>
 void place_values(const kvblend::ShiftRun& run, const P& source, const Q& destination) {
-  using Codec = typename Q::codec;
+  using Codec = typename Q::codec_type;
   const std::int32_t heads = source.layout.heads();
   const std::int32_t head_dim = source.layout.head_dim();
   const std::int64_t rows = std::int64_t{run.destination.value} + run.count;

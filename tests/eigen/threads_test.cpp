@@ -74,8 +74,8 @@ Outcome blend_with(int threads, std::int32_t rows, RopePairing pairing) {
   Outcome outcome{std::vector<std::byte>(bytes), std::vector<std::byte>(bytes), std::vector<std::byte>(bytes), {}, 0};
   const RopeSpec spec = plain_rope(kDim, 10000, pairing).value;
   const ShiftRun run{Row(0), 0, rows, Position(3), Position(1000)};
-  std::vector<float> scratch(static_cast<std::size_t>(RotationTable::size<Angles>(spec, run)));
-  const auto table = RotationTable::make<Angles>(spec, run, scratch);
+  std::vector<float> scratch(static_cast<std::size_t>(RotationTable::size<Angles>(spec, spec, run)));
+  const auto table = RotationTable::make<Angles>(spec, spec, run, scratch);
   REQUIRE(table.ok());
   const auto keys = dense_plane<Codec>(outcome.keys.data(), rows, kHeads, kDim);
   const std::array<PlacedRun, 1> runs = {PlacedRun{0, run, table.value}};

@@ -185,8 +185,8 @@ struct ExecutorArchetype {
 struct AnglesArchetype {
   AnglesArchetype() = delete;
   static constexpr bool uniform = false;
-  static double angle(const RopeSpec& spec, Position from, Position to, std::int32_t pair) {
-    return ExactAngles::angle(spec, from, to, pair);
+  static double angle(double old_frequency, std::int32_t from, double new_frequency, std::int32_t to) {
+    return ExactAngles::angle(old_frequency, from, new_frequency, to);
   }
 };
 

@@ -201,11 +201,11 @@ TEST_CASE("planes that do not fit are refused before the layer is written") {
 
   FloatHost host = make_host(scene.model, scene.prompt.rows());
   RopeSpec other = host.rope(0);
-  other.inv_freq[2] *= 1.01;
+  other.attention_factor = 1.25;
   const Status status = place(host, other, source);
   CHECK(status.code() == StatusCode::mismatch);
   CHECK(contains(status, "segment 1, layer 0"));
-  CHECK(contains(status, "inv_freq[2]"));
+  CHECK(contains(status, "attention_factor"));
 
   scene.a->values[0].resize(4 * 16);  // a source that has lost rows
   CHECK(contains(place(host, host.rope(0), source), "stored values"));

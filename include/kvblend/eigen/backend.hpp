@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// EigenBackend: the CPU back end. The row loops are those of the portable one; the arithmetic of a head is Eigen's,
-// vectorised whatever the compiler's flags say, and the rows are shared out over the caller's threads.
+// EigenBackend: the CPU back end. The row loops are those of the portable one; keys turn in registers, distances are
+// Eigen's, and the rows are shared out over the caller's threads.
 #pragma once
 
 #include <kvblend/core/executor.hpp>
@@ -9,6 +9,7 @@
 #include <kvblend/fuse/backend.hpp>
 #include <kvblend/fuse/place.hpp>
 #include <kvblend/memory/rows.hpp>
+#include <kvblend/rope/lane_rotation.hpp>
 #include <kvblend/rope/rotate.hpp>
 #include <kvblend/select/deviation.hpp>
 #include <kvblend/select/top_k.hpp>
@@ -20,16 +21,6 @@
 #include <span>
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
-
-// PortableRotation with Eigen. Interleaved pairs have no packed form in Eigen and stay the portable loop.
-struct EigenRotation : PortableRotation {
-  static void neox(const float* cosines, const float* sines, std::int32_t pairs, const float* in_a, const float* in_b,
-                   float* out_a, float* out_b) {
-    const Eigen::Map<const Eigen::ArrayXf> a(in_a, pairs), b(in_b, pairs), c(cosines, pairs), s(sines, pairs);
-    Eigen::Map<Eigen::ArrayXf>(out_a, pairs) = a * c - b * s;
-    Eigen::Map<Eigen::ArrayXf>(out_b, pairs) = b * c + a * s;
-  }
-};
 
 // PortableDistance with float sums within a head. Differences above 1e19 become infinite here, and not there.
 struct EigenDistance {
@@ -50,11 +41,11 @@ class EigenBackend {
   void shift(const RopeSpec& spec, const RotationTable& table, const ShiftRun& run, const P& source,
              const Q& destination) const {
     if (run_overlaps(run, source, destination)) {
-      shift_rows<EigenRotation>(spec, table, run, 0, run.count, source, destination);
+      shift_rows<LaneRotation>(spec, table, run, 0, run.count, source, destination);
       return;
     }
     for_blocks(run.count, [&](std::int32_t begin, std::int32_t end) {
-      shift_rows<EigenRotation>(spec, table, run, begin, end, source, destination);
+      shift_rows<LaneRotation>(spec, table, run, begin, end, source, destination);
     });
   }
 
@@ -63,11 +54,11 @@ class EigenBackend {
              const Values& values, std::span<const std::uint8_t> computed) const {
     const std::int64_t rows = rows_of(runs);
     if (any_overlaps(runs, stored, keys, values)) {  // whole runs on one thread, which shift_rows puts in order
-      place_rows<EigenRotation>(spec, runs, stored, keys, values, {}, 0, rows);
+      place_rows<LaneRotation>(spec, runs, stored, keys, values, {}, 0, rows);
       return;
     }
     for_blocks(static_cast<std::int32_t>(rows), [&](std::int32_t begin, std::int32_t end) {
-      place_rows<EigenRotation>(spec, runs, stored, keys, values, computed, begin, end);
+      place_rows<LaneRotation>(spec, runs, stored, keys, values, computed, begin, end);
     });
   }
 

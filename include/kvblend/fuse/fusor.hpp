@@ -63,8 +63,10 @@ class LayerwiseFusor {
 
   explicit LayerwiseFusor(Selector selector, Backend backend = {}) : selector_(selector), backend_(backend) {}
 
-  [[nodiscard]] static std::size_t workspace_bytes(const Prompt& prompt, std::int32_t head_dim) {
-    return FusorWorkspace::bytes<Angles>(prompt, head_dim);
+  // `tables`: per_row if some chunk's stored frequencies are others than the host's (place() says so if it must).
+  [[nodiscard]] static std::size_t workspace_bytes(const Prompt& prompt, std::int32_t head_dim,
+                                                   RopeTables tables = RopeTables::per_run) {
+    return FusorWorkspace::bytes<Angles>(prompt, head_dim, tables);
   }
 
   // `outputs`: rows whose logits are wanted, ascending; they are computed whatever the selector says. The prompt, its
@@ -78,9 +80,9 @@ class LayerwiseFusor {
   [[nodiscard]] const FusorReport& report() const { return report_; }
 
   // Waits for the layer, rotates keys and copies values of the cached segments into the cache; rows that fuse() will
-  // write at this layer are left out.
+  // write at this layer are left out. Keys go from the source's spec at their old positions to `spec` at the new ones.
   // Errors: the source's own; a stored spec that cannot be moved to `spec`; planes whose heads, head_dim or rows do not
-  // fit. Nothing of the layer is written then.
+  // fit; stored frequencies that differ, in a workspace with tables per run. Nothing of the layer is written then.
   template <KvSource Source, WritablePlane Keys, WritablePlane Values>
   Status place(std::int32_t layer, const RopeSpec& spec, Source& source, const Keys& keys, const Values& values);
 
@@ -106,7 +108,10 @@ class LayerwiseFusor {
   Status choose_among_active(std::int32_t layer, const FreshKeys& fresh_keys, const FreshValues& fresh_values,
                              const Keys& keys, const Values& values);
   void list_runs();
-  Status refresh_tables(const RopeSpec& spec);
+  template <class Source>
+  Status refresh_tables(std::int32_t layer, const RopeSpec& spec, Source& source);
+  template <class Source>
+  bool tables_hold(std::int32_t layer, const RopeSpec& spec, Source& source) const;
 
   // Choices during the pass; what is known before or by a probe was chosen at the start.
   [[nodiscard]] bool chooses_at(std::int32_t layer) const {
@@ -131,9 +136,9 @@ class LayerwiseFusor {
   std::span<PlacedRun> runs_;
   std::span<const ActiveIndex> picked_;  // into rows_.candidates()
   bool probing_ = false;
-  bool chooses_ = false;  // there is something to choose from, and a budget to choose with
-  bool tables_valid_ = false;
-  RopeSpec table_spec_;  // what the tables were made from
+  bool chooses_ = false;           // there is something to choose from, and a budget to choose with
+  std::int32_t table_layer_ = -1;  // whose ropes the tables were made from; -1: there are none
+  RopeSpec table_spec_;            // the host's then
   FusorReport report_;
 };
 
@@ -156,7 +161,8 @@ Status LayerwiseFusor<Selector, Backend, Angles>::begin(const Prompt& prompt, Sh
   space_ = space.value;
   list_runs();
   picked_ = {};
-  probing_ = tables_valid_ = false;
+  probing_ = false;
+  table_layer_ = -1;
   report_ = {};
   KVBLEND_RETURN_IF_ERROR(rows_.begin(prompt, outputs, space_));
 
@@ -200,20 +206,49 @@ Status LayerwiseFusor<Selector, Backend, Angles>::choose_after_probe() {
   return {};
 }
 
-// Tables hold for every layer with the same rope; layers without rope need none and leave them as they are.
+// Whether the tables were made from the same frequencies, stored and wanted.
 template <class Selector, class Backend, AngleRule Angles>
-Status LayerwiseFusor<Selector, Backend, Angles>::refresh_tables(const RopeSpec& spec) {
-  if (spec.rotary_dim == 0 || (tables_valid_ && spec == table_spec_)) return {};
-  std::span<float> storage = space_.table_values;
-  for (PlacedRun& placed : runs_) {
-    if (stays_put(spec, placed.run)) continue;
-    Result<RotationTable> table = RotationTable::make<Angles>(spec, placed.run, storage);
-    KVBLEND_RETURN_IF_ERROR(table.status);
-    placed.table = table.value;
-    storage = storage.subspan(static_cast<std::size_t>(RotationTable::size<Angles>(spec, placed.run)));
+template <class Source>
+bool LayerwiseFusor<Selector, Backend, Angles>::tables_hold(std::int32_t layer, const RopeSpec& spec,
+                                                            Source& source) const {
+  if (table_layer_ < 0 || !(spec == table_spec_)) return false;
+  for (const PlacedRun& placed : runs_) {
+    if (!same_frequencies(source.rope(placed.segment, layer), source.rope(placed.segment, table_layer_))) return false;
   }
-  table_spec_ = spec;
-  tables_valid_ = true;
+  return true;
+}
+
+// Tables serve every layer with the same ropes; layers without rope turn nothing and leave them as they are.
+template <class Selector, class Backend, AngleRule Angles>
+template <class Source>
+Status LayerwiseFusor<Selector, Backend, Angles>::refresh_tables(std::int32_t layer, const RopeSpec& spec,
+                                                                 Source& source) {
+  const bool turns = spec.rotary_dim != 0;
+  if (turns && !tables_hold(layer, spec, source)) {
+    table_layer_ = -1;
+    std::int64_t needed = 0;
+    for (const PlacedRun& placed : runs_) {
+      needed += RotationTable::size<Angles>(source.rope(placed.segment, layer), spec, placed.run);
+    }
+    std::span<float> storage = space_.table_values;
+    if (needed > static_cast<std::int64_t>(storage.size())) {
+      return Status::error(StatusCode::insufficient_space,
+                           "rotation tables need %lld floats, have %zu: chunks stored by other frequencies take "
+                           "RopeTables::per_row",
+                           static_cast<long long>(needed), storage.size())
+          .at("workspace");
+    }
+    for (std::size_t i = 0; i < runs_.size(); ++i) {
+      const RopeSpec& stored = source.rope(runs_[i].segment, layer);
+      Result<RotationTable> table = RotationTable::make<Angles>(stored, spec, runs_[i].run, storage);
+      KVBLEND_RETURN_IF_ERROR(table.status);
+      space_.tables[i] = table.value;
+      storage = storage.subspan(static_cast<std::size_t>(RotationTable::size<Angles>(stored, spec, runs_[i].run)));
+    }
+    table_layer_ = layer;
+    table_spec_ = spec;
+  }
+  for (std::size_t i = 0; i < runs_.size(); ++i) runs_[i].table = turns ? space_.tables[i] : RotationTable{};
   return {};
 }
 
@@ -257,7 +292,7 @@ Status LayerwiseFusor<Selector, Backend, Angles>::place(std::int32_t layer, cons
           .at("segment %d, layer %d", placed.segment, layer);
     }
   }
-  KVBLEND_RETURN_IF_ERROR(refresh_tables(spec));
+  KVBLEND_RETURN_IF_ERROR(refresh_tables(layer, spec, source));
   // Rows that run at this layer get fresh KV in fuse(); only a deviation wants to see what it replaces.
   std::fill(space_.computed.begin(), space_.computed.end(), std::uint8_t{0});
   if (!chooses_at(layer)) {
@@ -277,7 +312,7 @@ Status LayerwiseFusor<Selector, Backend, Angles>::check_segment(std::int32_t ind
   const std::int64_t first = segment.chunk_offset;
   KVBLEND_RETURN_IF_ERROR(check_source(source.keys(index, layer), first, segment.size(), keys, "stored keys"));
   KVBLEND_RETURN_IF_ERROR(check_source(source.values(index, layer), first, segment.size(), values, "stored values"));
-  KVBLEND_RETURN_IF_ERROR(can_shift(source.rope(index, layer), spec));
+  KVBLEND_RETURN_IF_ERROR(can_shift(source.rope(index, layer), spec).status);
   if (spec.head_dim == keys.layout.head_dim()) return {};
   return Status::error(StatusCode::mismatch, "is %d, the cache's keys have %d", spec.head_dim, keys.layout.head_dim())
       .at("rope head_dim");
@@ -293,7 +328,7 @@ Status LayerwiseFusor<Selector, Backend, Angles>::check_source(const P& plane, s
                          plane.layout.head_dim(), cache.layout.heads(), cache.layout.head_dim())
         .at("%s", name);
   }
-  return check_rows(plane, first, count, name);
+  return check_stored_rows(plane, first, count, name);
 }
 
 template <class Selector, class Backend, AngleRule Angles>

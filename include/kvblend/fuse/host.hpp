@@ -66,7 +66,7 @@ concept AttentionReportingHost = LayerwiseHost<H> &&
 //                             until release(layer); `segment` is an index into prompt.segments()
 //                             Back ends call them from several threads at once
 //   release(layer)            the blend is done with the layer: its memory may be used for a later one
-//   rope(segment, layer)      the spec the stored keys were rotated by
+//   rope(segment, layer)      the spec the stored keys were rotated by, at any time; it stays what it is during a blend
 template <class S>
 concept KvSource = requires(S& source, std::int32_t layer, std::int32_t segment) {
   { source.wait(layer) } -> std::same_as<Status>;

@@ -9,12 +9,20 @@
 #include <kvblend/prompt/prompt.hpp>
 #include <kvblend/rope/angles.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <new>
 #include <span>
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
+
+// How many rows the rotation tables of the cached segments have room for. An angle rule that is not uniform needs one a
+// row in any case.
+enum class RopeTables : std::uint8_t {
+  per_run,  // one a segment: its keys were rotated by the frequencies of the host's cache
+  per_row,  // one a token: frequencies depend on the prompt's length (dynamic NTK, longrope), and the stored ones differ
+};
 
 struct FusorWorkspace {
   std::span<Row> active;                    // rows the current layer computes
@@ -30,17 +38,20 @@ struct FusorWorkspace {
   std::span<std::uint8_t> mandatory;  // per row: fresh, or its logits are wanted
   std::span<std::uint8_t> computed;   // per row: fresh KV replaces what would be placed at the current layer
   std::span<PlacedRun> runs;          // one a cached segment
-  std::span<float> table_values;      // of all tables, one after the other
+  std::span<RotationTable> tables;    // one a run
+  std::span<float> table_values;      // of all tables, one after the other: at least what was asked for
 
-  // Bytes to pass to make(): about 46 a row, and a table of head_dim floats for each cached segment (for each of its
-  // rows, if the angle rule is not uniform).
+  // Bytes to pass to make(): about 46 a row, and a table of head_dim floats for each cached segment, or for each of its
+  // rows.
   template <AngleRule Angles>
-  [[nodiscard]] static std::size_t bytes(const Prompt& prompt, std::int32_t head_dim) {
+  [[nodiscard]] static std::size_t bytes(const Prompt& prompt, std::int32_t head_dim,
+                                         RopeTables tables = RopeTables::per_run) {
     FusorWorkspace unused;
-    return unused.carve<Angles>(prompt, head_dim, nullptr) + kAlignment;
+    const bool per_row = tables == RopeTables::per_row || !Angles::uniform;
+    return unused.carve(prompt, nullptr) + table_floats(prompt, head_dim, per_row) * sizeof(float) + kAlignment;
   }
 
-  // Carves `memory` (any alignment).
+  // Carves `memory` (any alignment). What it has beyond bytes() gives the tables more rows, up to one a token.
   template <AngleRule Angles>
   static Result<FusorWorkspace> make(const Prompt& prompt, std::int32_t head_dim, std::span<std::byte> memory) {
     const std::size_t needed = bytes<Angles>(prompt, head_dim);
@@ -49,21 +60,30 @@ struct FusorWorkspace {
           .at("workspace");
     }
     const auto misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) % kAlignment;
+    const std::size_t skipped = misaligned == 0 ? 0 : kAlignment - misaligned;
     FusorWorkspace workspace;
-    workspace.carve<Angles>(prompt, head_dim, memory.data() + (misaligned == 0 ? 0 : kAlignment - misaligned));
+    const std::size_t used = skipped + workspace.carve(prompt, memory.data() + skipped);
+    const std::size_t room = (memory.size() - used) / sizeof(float);
+    float* values = reinterpret_cast<float*>(memory.data() + used);
+    workspace.table_values = {values, (std::min)(room, table_floats(prompt, head_dim, true))};
+    for (std::size_t i = 0; i < workspace.table_values.size(); ++i) ::new (static_cast<void*>(values + i)) float;
     return workspace;
   }
 
  private:
   static constexpr std::size_t kAlignment = 64;
 
-  template <AngleRule Angles>
-  std::size_t carve(const Prompt& prompt, std::int32_t head_dim, std::byte* memory) {
-    const auto rows = static_cast<std::size_t>(prompt.rows());
-    std::size_t table_rows = 0;
+  static std::size_t table_floats(const Prompt& prompt, std::int32_t head_dim, bool per_row) {
+    std::size_t rows = 0;
     for (const Segment& segment : prompt.segments()) {
-      if (segment.kind == SegmentKind::cached) table_rows += Angles::uniform ? 1 : segment.tokens.size();
+      if (segment.kind == SegmentKind::cached) rows += per_row ? segment.tokens.size() : 1;
     }
+    return rows * static_cast<std::size_t>(head_dim);
+  }
+
+  // All but the tables' values; returns the bytes it takes.
+  std::size_t carve(const Prompt& prompt, std::byte* memory) {
+    const auto rows = static_cast<std::size_t>(prompt.rows());
     std::size_t used = 0;
     take(memory, used, top_k_scratch, rows);
     take(memory, used, active, rows);
@@ -76,7 +96,7 @@ struct FusorWorkspace {
     take(memory, used, value_deviation, rows);
     take(memory, used, attention_mass, rows);
     take(memory, used, runs, prompt.segments().size());
-    take(memory, used, table_values, table_rows * static_cast<std::size_t>(head_dim));
+    take(memory, used, tables, prompt.segments().size());
     take(memory, used, mandatory, rows);
     take(memory, used, computed, rows);
     return used;
