@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <eigen_engine/model.hpp>
 #include <kvblend/core/bits.hpp>
+#include <kvblend/rope/builders.hpp>
 #include <random>
 #include <utility>
 
@@ -169,20 +170,6 @@ Result<Model> Model::make(const ModelConfig& config, ModelTensors&& tensors) {
   return model;
 }
 
-RopeSpec plain_rope(std::int32_t head_dim, std::int32_t rotary_dim, double base, RopePairing pairing,
-                    const std::vector<float>& divisors, double linear_factor) {
-  RopeSpec rope;
-  rope.head_dim = head_dim;
-  rope.rotary_dim = rotary_dim;
-  rope.pairing = pairing;
-  for (std::int32_t pair = 0; pair < rope.pairs(); ++pair) {
-    const auto i = static_cast<std::size_t>(pair);
-    const double divisor = (divisors.empty() ? 1.0 : static_cast<double>(divisors[i])) * linear_factor;
-    rope.inv_freq[i] = std::pow(base, -2.0 * pair / rotary_dim) / divisor;
-  }
-  return rope;
-}
-
 ModelTensors random_tensors(const ModelConfig& config, RopePairing pairing, std::uint32_t seed) {
   std::mt19937 generator(seed);
   const auto filled = [&generator](std::int64_t rows, std::int64_t columns, float mean, float deviation) {
@@ -217,7 +204,7 @@ ModelTensors random_tensors(const ModelConfig& config, RopePairing pairing, std:
     layer.gate = matrix(c.feed_forward, c.hidden);
     layer.up = matrix(c.feed_forward, c.hidden);
     layer.down = matrix(c.hidden, c.feed_forward);
-    layer.rope = plain_rope(c.head_dim, c.head_dim, 10000.0, pairing);
+    layer.rope = kvblend::plain_rope(c.head_dim, 10000.0, pairing).value;  // add_layer checks it
     tensors.layers.push_back(std::move(layer));
   }
   tensors.output_norm = filled(1, c.hidden, 1.0f, 0.1f);

@@ -92,12 +92,8 @@ class Model {
   Buffer output_;
 };
 
-// Plain rope: pair i turns by base^(−2i / head_dim) a position, divided by `divisors` (empty, or one a pair).
-kvblend::RopeSpec plain_rope(std::int32_t head_dim, std::int32_t rotary_dim, double base, kvblend::RopePairing pairing,
-                             const std::vector<float>& divisors = {}, double linear_factor = 1.0);
-
-// Weights from a seeded generator, scaled so that hidden states neither vanish nor grow: for tests. Every layer gets the
-// plain rope of base 10 000.
+// Weights from a seeded generator, scaled so that hidden states neither vanish nor grow: for tests. Every layer gets
+// the plain rope of base 10 000.
 ModelTensors random_tensors(const ModelConfig& config, kvblend::RopePairing pairing, std::uint32_t seed);
 kvblend::Result<Model> random_model(const ModelConfig& config, kvblend::RopePairing pairing, std::uint32_t seed);
 

@@ -391,7 +391,7 @@ Status Session::planned(const TokenizedItem& item, Run& run, std::vector<float>&
   planner_options.timing = timing_of(options_.selector);
   planner_options.staging_layers = kStagingLayers;
   const RecomputePlanner<LinearCostModel> planner(cost_, planner_options);
-  const UniformBytes bytes(std::int64_t{2} * identity_.kv_heads * identity_.head_dim * value_bytes(identity_.dtype));
+  const UniformBytes bytes(std::int64_t{2} * identity_.kv_heads * head_bytes(identity_));
   const Result<Plan> plan = planner.plan({request.prompt, tiers, held_in}, bytes, {segment_plans, layer_plans});
   KVBLEND_RETURN_IF_ERROR(plan.status);
   if (options_.print_plan) {
