@@ -3,6 +3,8 @@
 // Every back end rotates keys as it should: pairing, magnitude, position, partial heads, overlap. Layouts are in
 // shift_layouts_test.cpp.
 #include <kvblend/codec/floats.hpp>
+#include <kvblend/codec/fp8.hpp>
+#include <kvblend/codec/scaled.hpp>
 #include <kvblend/rope/builders.hpp>
 #include <kvblend/rope/scaling.hpp>
 #include <kvblend/rope/shifter.hpp>
@@ -278,5 +280,39 @@ TEST_CASE_TEMPLATE("rows that are computed anyway need not be placed, and the ot
       CHECK(values.head(row, head) == (skipped ? zero : all_values.head(row, head)));
       if (placed) CHECK(all_values.head(row, head) != zero);
     }
+  }
+}
+
+TEST_CASE_TEMPLATE("rows with scales of their own move over themselves as they do into other memory", Backend,
+                   KVBLEND_TEST_BACKENDS) {
+  using Scales = TokenScales<ContiguousLayout>;
+  using Scaling = Scaled<Fp8E4M3Codec, Scales>;
+  const unsigned seed = 3;
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  const auto below = [&random](int limit) { return static_cast<int>(random() % static_cast<unsigned>(limit)); };
+  for (int round = 0; round < 200; ++round) {
+    const int heads = 1 + below(3), dim = 2 * (1 + below(40)), rows = 2 + below(20);
+    const int scales_a_row = below(2) == 0 ? 1 : heads;
+    const int rotary = 2 * (1 + below(dim / 2));
+    RopeSpec spec = plain_rope(dim, 10000, below(2) == 0 ? RopePairing::neox : RopePairing::interleaved, rotary).value;
+    spec.rotary_offset = below(dim - rotary + 1);
+    std::vector<std::byte> stored(static_cast<std::size_t>(rows * heads * dim));
+    std::vector<float> scales(static_cast<std::size_t>(rows * scales_a_row));
+    for (std::byte& byte : stored) byte = static_cast<std::byte>(below(0x70) | below(2) << 7);
+    for (float& scale : scales) scale = 0.01f * static_cast<float>(1 + below(9));
+    const auto plane = [&](std::vector<std::byte>& bytes, std::vector<float>& of) {
+      const ContiguousLayout each(rows, scales_a_row, 1, 4 * scales_a_row, 4);
+      return Plane<Scaling, ContiguousLayout>(bytes.data(), ContiguousLayout(rows, heads, dim, heads * dim, dim),
+                                              Scaling(Scales(reinterpret_cast<std::byte*>(of.data()), each)));
+    };
+    const int count = below(rows + 1), distance = below(3) == 0 ? 0 : below(100);
+    const ShiftRun run = make_run(below(rows - count + 1), below(rows - count + 1), count, 5, 5 + distance);
+    std::vector<std::byte> apart = stored;
+    std::vector<float> scales_apart = scales;
+    must_shift<Backend>(spec, run, plane(stored, scales), plane(apart, scales_apart));
+    must_shift<Backend>(spec, run, plane(stored, scales), plane(stored, scales));
+    CHECK(stored == apart);
+    CHECK(scales == scales_apart);
   }
 }
