@@ -88,20 +88,23 @@ class EigenBackend {
   }
 
  private:
-  // Rows of a block: enough that handing it out costs little, few enough that a chunk keeps several threads busy. Each
-  // row is computed alone, so the blocks decide no bits.
-  static constexpr std::int32_t kBlockRows = 32;
+  // Rows of a block: enough that a thread reads and writes on without a break, few enough that a chunk keeps several
+  // threads busy. Each row is computed alone, so the blocks decide no bits.
+  static constexpr std::int32_t kLeastBlockRows = 32;
+  static constexpr std::int32_t kMostBlockRows = 256;
+  static constexpr std::int32_t kBlocks = 32;
 
   template <class Body>
   void for_blocks(std::int32_t rows, const Body& body) const {
-    if (rows <= kBlockRows) {
+    const std::int32_t block_rows = std::clamp(rows / kBlocks, kLeastBlockRows, kMostBlockRows);
+    if (rows <= block_rows) {
       if (rows > 0) body(0, rows);
       return;
     }
-    const std::int64_t blocks = (std::int64_t{rows} + kBlockRows - 1) / kBlockRows;
-    executor_.parallel_for(blocks, [&body, rows](std::int64_t block) {
-      const std::int64_t begin = block * kBlockRows;
-      const std::int64_t end = (std::min)(begin + kBlockRows, std::int64_t{rows});
+    const std::int64_t blocks = (std::int64_t{rows} + block_rows - 1) / block_rows;
+    executor_.parallel_for(blocks, [&body, rows, block_rows](std::int64_t block) {
+      const std::int64_t begin = block * block_rows;
+      const std::int64_t end = (std::min)(begin + block_rows, std::int64_t{rows});
       body(static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end));
     });
   }
