@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <rope_config/gguf_architectures.hpp>
+#include <rope_config/model_rope.hpp>
 
 namespace rope_config {
 
@@ -114,12 +115,6 @@ struct Reason {
   const char* name;
   const char* reason;
 };
-
-constexpr const char* kAlibi =
-    "biases attention by ALiBi: its keys hold no position, describe its layers by no_rope() and copy them";
-constexpr const char* kAdded = "adds positions to the embeddings: its keys hold them in a way that no rotation undoes";
-constexpr const char* kBias = "biases attention by relative positions: its keys hold no position, use no_rope()";
-constexpr const char* kRecurrent = "keeps a recurrent state in place of keys";
 
 constexpr Reason kReasons[] = {
     {"bloom", kAlibi},     {"mpt", kAlibi},        {"jais", kAlibi},      {"refact", kAlibi},

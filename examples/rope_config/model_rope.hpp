@@ -21,4 +21,12 @@ struct ModelRope {
   std::vector<std::string> notes;  // what the caller should know: a choice made here, a difference between engines
 };
 
+// Why a model has no rope to describe.
+inline constexpr const char* kAlibi =
+    "biases attention by ALiBi: its keys hold no position, describe its layers by no_rope() and copy them";
+inline constexpr const char* kAdded =
+    "adds positions to the embeddings: its keys hold them in a way that no rotation undoes";
+inline constexpr const char* kBias = "biases attention by relative positions: its keys hold no position, use no_rope()";
+inline constexpr const char* kRecurrent = "keeps a recurrent state in place of keys";
+
 }  // namespace rope_config

@@ -3,6 +3,8 @@
 // Every back end measures deviations and merges rows alike, between scattered rows of any codec.
 #include <kvblend/codec/floats.hpp>
 
+#include <kvblend/memory/pools.hpp>
+
 #include <doctest/doctest.h>
 #include <algorithm>
 #include <cmath>
@@ -103,6 +105,24 @@ TEST_CASE_TEMPLATE("a NaN in a row shows in its deviation alone", Backend, KVBLE
     CHECK(is_nan(out[1]));
     CHECK(is_finite(out[2]));
   }
+}
+
+TEST_CASE_TEMPLATE("a row of padding has no memory to compare and deviates by nothing", Backend,
+                   KVBLEND_TEST_BACKENDS) {
+  const std::int64_t slots[] = {1, -1, 0};
+  std::vector<float> cache(8, 2.0f);  // two slots: reading any other is seen by the sanitizers
+  const auto pool = block_pool<F32Codec>({2, 1, 1, 4, 0});
+  REQUIRE(pool.ok());
+  const auto layout = by_slots(pool.value, slots, 3);
+  REQUIRE(layout.ok());
+  const Plane<F32Codec, SlotLayout<std::int64_t>> reused(reinterpret_cast<std::byte*>(cache.data()), layout.value);
+  Rows<F32Codec> fresh(3, 1, 4);
+  for (int row = 0; row < 3; ++row) fresh.set_head(row, 0, {5, 2, 2, 2});
+  const std::vector<Row> rows{Row(0), Row(1), Row(2)};
+  const std::vector<ActiveIndex> which{ActiveIndex(0), ActiveIndex(1), ActiveIndex(2)};
+  std::vector<float> out(3, -1.0f);
+  Backend{}.deviation(fresh.plane(), which, rows, reused, out);
+  CHECK(out == std::vector<float>{3, 0, 3});
 }
 
 TEST_CASE_TEMPLATE("merging writes the named rows and no other", Backend, KVBLEND_TEST_BACKENDS) {

@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
@@ -314,5 +315,84 @@ TEST_CASE_TEMPLATE("rows with scales of their own move over themselves as they d
     must_shift<Backend>(spec, run, plane(stored, scales), plane(stored, scales));
     CHECK(stored == apart);
     CHECK(scales == scales_apart);
+  }
+}
+
+TEST_CASE_TEMPLATE("scales that can only be read stand for the same memory and are never left behind", Backend,
+                   KVBLEND_TEST_BACKENDS) {
+  using Writable = TokenScales<ContiguousLayout>;
+  using ReadOnly = TokenScales<ContiguousLayout, const std::byte>;
+  const ContiguousLayout shape(4, 1, 4, 4, 4);
+  const ContiguousLayout each(4, 1, 1, 4, 4);
+  for (const int rotary : {0, 2}) {
+    CAPTURE(rotary);
+    const RopeSpec spec = rotary == 0 ? no_rope(4).value : plain_rope(4, 10000, RopePairing::neox, rotary).value;
+    std::vector<std::byte> bytes(16, std::byte{0x38});  // ones
+    std::vector<float> scales{1, 2, 3, 4};
+    auto* const at = reinterpret_cast<std::byte*>(scales.data());
+    const Plane<Scaled<Fp8E4M3Codec, Writable>, ContiguousLayout> to(
+        bytes.data(), shape, Scaled<Fp8E4M3Codec, Writable>(Writable(at, each)));
+    const Plane<Scaled<Fp8E4M3Codec, ReadOnly>, ContiguousLayout, const std::byte> from(
+        bytes.data(), shape, Scaled<Fp8E4M3Codec, ReadOnly>(ReadOnly(at, each)));
+    const auto last_value = [&](std::int64_t row) {
+      float values[4];
+      decode_head(to, row, 0, values);
+      return values[3];
+    };
+    must_shift<Backend>(spec, make_run(0, 1, 3, 0, 1), from, to);  // over itself
+    for (int row = 0; row < 4; ++row) CHECK(last_value(row) == doctest::Approx(row == 0 ? 1 : row).epsilon(0.07));
+
+    // Under scales that stay, values are stored anew.
+    std::vector<std::byte> other(16);
+    std::vector<float> twos(4, 2.0f);
+    const Plane<Scaled<Fp8E4M3Codec, ReadOnly>, ContiguousLayout> under(
+        other.data(), shape,
+        Scaled<Fp8E4M3Codec, ReadOnly>(ReadOnly(reinterpret_cast<const std::byte*>(twos.data()), each)));
+    must_shift<Backend>(spec, make_run(0, 0, 4, 0, 1), to, under);
+    for (int row = 0; row < 4; ++row) {
+      float values[4];
+      decode_head(under, row, 0, values);
+      CHECK(values[3] == doctest::Approx(last_value(row)).epsilon(0.07));
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE("listed rows that stay keep their bits beside rows that turn, whatever the scratch", Backend,
+                   KVBLEND_TEST_BACKENDS) {
+  constexpr int kListed = 7;
+  const std::int32_t sections[] = {1, 1, 1};
+  const RopeSpec three = with_axes(plain_rope(6, 10000).value, sections, AxisOrder::sectioned).value;
+  const RopeSpec one = plain_rope(6, 10000).value;
+  const float infinity = std::numeric_limits<float>::infinity();
+  std::vector<AxisPositions> old_positions(kListed, AxisPositions{{4, 5, 6}});
+  std::vector<AxisPositions> new_positions = old_positions;
+  new_positions[2] = {{9, 9, 9}};
+  new_positions[3] = {{9, 8, 7}};
+  new_positions[6] = {{4, 5, 7}};  // stays where only the first axis counts
+  for (const RopeSpec& spec : {three, one}) {
+    for (const int step : {0, 2}) {  // apart, and over itself from the back
+      for (const std::int64_t scratch_rows : {1, 2, 3, kListed}) {
+        CAPTURE(step);
+        CAPTURE(scratch_rows);
+        Rows<F32Codec> cache(kListed + 2, 1, 6), other(kListed, 1, 6);
+        for (int row = 0; row < kListed; ++row) cache.set_head(row, 0, {-0.0f, infinity, -1, 2, -0.0f, 3});
+        std::vector<float> scratch(static_cast<std::size_t>(6 * scratch_rows));
+        const RopeShifter<ExactAngles, Backend> shifter;
+        const RowMove rows{Row(step), 0, kListed};
+        const Status status =
+            step == 0
+                ? shifter.shift(spec, spec, rows, old_positions, new_positions, cache.plane(), other.plane(), scratch)
+                : shifter.shift(spec, spec, rows, old_positions, new_positions, cache.plane(), cache.plane(), scratch);
+        REQUIRE_MESSAGE(status.ok(), status.where() << ": " << status.message());
+        for (const int row : {0, 1, 4, 5, 6}) {
+          if (row == 6 && spec == three) continue;
+          const std::vector<float> found = step == 0 ? other.head(row, 0) : cache.head(row + step, 0);
+          const std::vector<float> kept{-0.0f, infinity, -1, 2, -0.0f, 3};
+          CHECK(std::memcmp(found.data(), kept.data(), kept.size() * sizeof(float)) == 0);
+        }
+        const std::vector<float> turned_row = step == 0 ? other.head(2, 0) : cache.head(2 + step, 0);
+        CHECK(turned_row[5] != 3.0f);
+      }
+    }
   }
 }

@@ -154,7 +154,8 @@ TEST_CASE("each row, or row and head, has its scale, wherever its layout puts it
     CHECK(same.at(3, 0).scale == 31.0f);
     codec.copy_scale(1, 0, same, 0, 0);
     CHECK(codec.at(1, 0).scale == 31.0f);
-    CHECK(codec.stores_like(same));
+    CHECK(same.stores_like(codec));
+    CHECK_FALSE(codec.stores_like(same));  // to where the scales cannot be written along
   }
 }
 

@@ -49,7 +49,8 @@ TEST_CASE("pools refuse more bytes than 64-bit offsets reach") {
   CHECK(block_pool<F16Codec>({std::int64_t{1} << 41, 16, 8, 128, 0}).ok());
   refuses(block_pool<F16Codec>({std::int64_t{1} << 48, 16, 8, 128, 0}), beyond, "blocks");
   refuses(block_pool<F16Codec>({1, kHuge32, kHuge32, 1024, 0}), beyond, "block_size");
-  refuses(block_pool<F16Codec>({1, 16, 8, 128, kHuge}), beyond, "block_size");
+  refuses(block_pool<F16Codec>({1, 16, 8, 128, kHuge}), beyond, "block_padding");
+  refuses(vllm_flashinfer<F16Codec>({1, 16, 8, 128, kHuge}), beyond, "block_padding");
   refuses(tiled_pool<F16Codec>({kHuge, 16, 8, 128, 0}, 8), beyond, "blocks");
   refuses(tiled_pool<F16Codec>({1, kHuge32, kHuge32, 1024, 0}, 8), beyond, "block_size");
   refuses(dense_layout<F32Codec>(kHuge / 4096, 8, 128 + 1), beyond, "rows");
@@ -61,7 +62,7 @@ TEST_CASE("pools refuse more bytes than 64-bit offsets reach") {
   refuses(vllm_mla<F16Codec>(kHuge, 16), beyond, "blocks");
   refuses(vllm_fp8_ds_mla(kHuge / 656, 16), beyond, "blocks");
   refuses(sglang_tokens<F16Codec>(kHuge, 16, 8, 128), beyond, "size");
-  refuses(sglang_tokens<F16Codec>(kHuge - 16, 16, 8, 128), beyond, "blocks");
+  refuses(sglang_tokens<F16Codec>(kHuge - 16, 16, 8, 128), beyond, "size");
   refuses(llama_cpp_cells<F16Codec>(1 << 20, 8, 128, std::int64_t{1} << 40), beyond, "stream");
   refuses(llama_cpp_transposed_values<F16Codec>(1 << 20, 8, 128, std::int64_t{1} << 40), beyond, "stream");
   refuses(llama_cpp_transposed_values<F16Codec>(kHuge / 2, 8, 128), beyond, "cells");
@@ -89,7 +90,14 @@ TEST_CASE("engines' own numbers are checked") {
   refuses(lmcache_kv_2ltd<F16Codec>(0, 16, 8, 128, 0), "layers");
   refuses(lmcache_kv_2ltd<F16Codec>(4, 16, 8, 128, 4), StatusCode::out_of_range, "layer");
   refuses(lmcache_kv_2ltd<F16Codec>(4, 16, 8, 128, -1), StatusCode::out_of_range, "layer");
-  refuses(lmcache_kv_2td<F16Codec>(-1, 8, 128), "rows");
+  refuses(lmcache_kv_2td<F16Codec>(-1, 8, 128), "tokens");
+  refuses(lmcache_kv_t2d<F16Codec>(-1, 8, 128), "tokens");
+  refuses(llama_cpp_cells<F16Codec>(-1, 8, 128), "cells");
+  refuses(llama_cpp_transposed_values<F16Codec>(-1, 8, 128), "cells");
+  refuses(flashinfer_mla<F16Codec>(-1, 16), "pages");
+  refuses(flashinfer_mla<F16Codec>(4, 0), "page_size");
+  refuses(flashinfer_mla<F16Codec>(4, 16, 0, 64), "lora");
+  refuses(flashinfer_mla<F16Codec>(4, 16, 512, 0), "rope");
   refuses(lmcache_kv_t2d<F16Codec>(16, 0, 128), "heads");
 }
 

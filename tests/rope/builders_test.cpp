@@ -82,6 +82,8 @@ TEST_CASE("numbers that are no scale are refused by name") {
     CHECK(field(rope_from_frequencies<double>(4, 4, RopePairing::neox, two, 0, bad).status) == "rope attention_factor");
   }
   CHECK(field(plain_rope(64, 1e-320).status).find("rope inv_freq[") == 0);  // its powers overflow
+  const double too_fast[] = {1, -1e30};                                     // times a position, beyond float
+  CHECK(field(rope_from_frequencies<double>(4, 4, RopePairing::neox, too_fast).status) == "rope inv_freq[1]");
 }
 
 TEST_CASE("axes are dealt out in sections or in turn") {

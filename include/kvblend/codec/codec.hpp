@@ -117,4 +117,18 @@ Status check_codec(const C& codec, std::int32_t heads) {
   }
 }
 
+namespace detail {
+
+// The largest magnitude among `count` values. NaN counts as none.
+[[nodiscard]] inline float largest_magnitude(const float* values, std::int32_t count) {
+  float largest = 0;
+  for (std::int32_t i = 0; i < count; ++i) {
+    const float magnitude = values[i] < 0 ? -values[i] : values[i];
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
+}  // namespace detail
+
 }  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

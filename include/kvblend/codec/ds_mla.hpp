@@ -16,7 +16,8 @@
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
 // Scales are chosen as vLLM does (csrc/cache_kernels.cu, concat_and_cache_ds_mla_kernel): the largest magnitude of the
-// 128 over 448, at least FLT_MIN, and a value is divided by its scale. Infinities count as the largest float.
+// 128 over 448, at least FLT_MIN, and a value is divided by its scale. An infinity counts as the
+// largest float, beside which the rest of its 128 values are next to nothing.
 struct DsMlaLatentCodec {
   static constexpr DType dtype = DType::f8_e4m3;
   static constexpr std::int32_t block_values = 512;
@@ -39,12 +40,8 @@ struct DsMlaLatentCodec {
     for (; count > 0; count -= block_values, destination += block_bytes, values += block_values) {
       for (std::int32_t group = 0; group < groups; ++group) {
         const float* const from = values + group * group_values;
-        float largest = 0;
-        for (std::int32_t i = 0; i < group_values; ++i) {
-          const float magnitude = from[i] < 0 ? -from[i] : from[i];
-          largest = magnitude > largest ? magnitude : largest;  // a NaN is not larger
-        }
-        largest = largest > FLT_MAX ? FLT_MAX : largest;
+        const float most = detail::largest_magnitude(from, group_values);
+        const float largest = most > FLT_MAX ? FLT_MAX : most;
         const float fitting = largest / Fp8E4M3Codec::largest;
         const float scale = fitting > FLT_MIN ? fitting : FLT_MIN;
         float scaled[group_values];

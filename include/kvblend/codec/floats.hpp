@@ -115,10 +115,6 @@ struct ToBFloat16 {
   KVBLEND_HOST_DEVICE constexpr BFloat16 operator()(float value) const { return to_bfloat16(value); }
 };
 
-}  // namespace detail
-
-namespace detail {
-
 // to_float16 and to_float, by the hardware's instructions if they are compiled for.
 [[nodiscard]] inline Float16 float16_of(float value) {
 #if KVBLEND_X86_LANES

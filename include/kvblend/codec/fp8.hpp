@@ -31,6 +31,7 @@ namespace detail {
 
 // What tells one 8-bit float from another.
 struct E4M3Format {
+  static constexpr DType kDType = DType::f8_e4m3;
   static constexpr int kFractionBits = 3;
   static constexpr std::int32_t kBias = 7;
   static constexpr std::int32_t kLargest = 0x7e;           // the word of the largest number; those above are special
@@ -39,6 +40,7 @@ struct E4M3Format {
   static constexpr float kSmallestNormal = 0x1p-6f;
 };
 struct E5M2Format {
+  static constexpr DType kDType = DType::f8_e5m2;
   static constexpr int kFractionBits = 2;
   static constexpr std::int32_t kBias = 15;
   static constexpr std::int32_t kLargest = 0x7b;
@@ -127,10 +129,17 @@ struct ToFp8 {
 
 template <class Format>
 struct Fp8Codec {
+  static constexpr DType dtype = Format::kDType;
   static constexpr std::int32_t block_values = 1;
   static constexpr std::int32_t block_bytes = 1;
   static constexpr float largest = Format::kLargestFloat;  // nvcc cannot make it of the bits
 
+  static void decode(const std::byte* source, float* values, std::int64_t count) {
+    decode_lanes<std::uint8_t>(Fp8Codec{}, source, values, count, FromFp8<Format>{});
+  }
+  static void encode(const float* values, std::byte* destination, std::int64_t count) {
+    encode_lanes(Fp8Codec{}, values, destination, count, ToFp8<Format>{});
+  }
   static void load(const std::byte* source, FloatLanes& lanes) {
     UInt8Lanes words;
     read_lanes(source, words);
@@ -157,26 +166,8 @@ struct Fp8Codec {
 }  // namespace detail
 
 // Without a scale: what is stored is the value. `largest` is the largest number there is.
-struct Fp8E4M3Codec : detail::Fp8Codec<detail::E4M3Format> {
-  static constexpr DType dtype = DType::f8_e4m3;
-
-  static void decode(const std::byte* source, float* values, std::int64_t count) {
-    decode_lanes<std::uint8_t>(Fp8E4M3Codec{}, source, values, count, detail::FromFp8<detail::E4M3Format>{});
-  }
-  static void encode(const float* values, std::byte* destination, std::int64_t count) {
-    encode_lanes(Fp8E4M3Codec{}, values, destination, count, detail::ToFp8<detail::E4M3Format>{});
-  }
-};
-struct Fp8E5M2Codec : detail::Fp8Codec<detail::E5M2Format> {
-  static constexpr DType dtype = DType::f8_e5m2;
-
-  static void decode(const std::byte* source, float* values, std::int64_t count) {
-    decode_lanes<std::uint8_t>(Fp8E5M2Codec{}, source, values, count, detail::FromFp8<detail::E5M2Format>{});
-  }
-  static void encode(const float* values, std::byte* destination, std::int64_t count) {
-    encode_lanes(Fp8E5M2Codec{}, values, destination, count, detail::ToFp8<detail::E5M2Format>{});
-  }
-};
+using Fp8E4M3Codec = detail::Fp8Codec<detail::E4M3Format>;
+using Fp8E5M2Codec = detail::Fp8Codec<detail::E5M2Format>;
 
 static_assert(LaneCodec<Fp8E4M3Codec> && LaneCodec<Fp8E5M2Codec>);
 

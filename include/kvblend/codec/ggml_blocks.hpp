@@ -33,10 +33,11 @@ inline constexpr std::int32_t kGgmlBlockValues = 32;
 namespace detail {
 
 // The same float, of which the compiler knows nothing: what it came from is not fused with or folded into what is done
-// to it, whatever the flags allow.
+// to it, whatever the flags allow. Not even that it is the same each time (volatile): a divisor that is would have its
+// reciprocal taken once for all.
 [[nodiscard]] inline float as_computed(float value) {
   auto bits = __builtin_bit_cast(std::uint32_t, value);
-  __asm__("" : "+r"(bits));
+  __asm__ volatile("" : "+r"(bits));
   return __builtin_bit_cast(float, bits);
 }
 [[nodiscard]] inline std::uint32_t unknown_to_compiler(std::uint32_t bits) {
@@ -49,7 +50,7 @@ namespace detail {
 }
 
 // Bits of the largest magnitude among a block's values; NaNs are above infinity.
-[[nodiscard]] inline std::int32_t largest_magnitude(const float* values) {
+[[nodiscard]] inline std::int32_t largest_bits(const float* values) {
   Int32Lanes largest{};
   for (std::int32_t j = 0; j < kGgmlBlockValues; j += kLanes) {
     Int32Lanes bits;
@@ -159,7 +160,7 @@ inline void get_q4_0_values(const std::byte* numbers, float scale, float* values
 
 inline void encode_q8_0(const float* values, std::byte* block) {
   std::byte* numbers = block + sizeof(Float16);
-  const std::int32_t largest = largest_magnitude(values);
+  const std::int32_t largest = largest_bits(values);
   const float scale = as_computed(__builtin_bit_cast(float, largest) / as_computed(127.0f));
   const float factor = as_computed(1.0f / scale);
   if (largest <= kInfinityBits && is_usable_factor(factor)) {
@@ -173,7 +174,7 @@ inline void encode_q8_0(const float* values, std::byte* block) {
 
 inline void encode_q4_0(const float* values, std::byte* block) {
   std::byte* numbers = block + sizeof(Float16);
-  const std::int32_t largest = largest_magnitude(values);
+  const std::int32_t largest = largest_bits(values);
   const float extreme = largest == 0 ? 0.0f : first_of_magnitude(values, largest);
   const float scale = as_computed(as_computed(extreme) * -0.125f);  // -0 for a block of zeros
   const float factor = as_computed(1.0f / scale);

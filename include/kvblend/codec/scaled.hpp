@@ -86,10 +86,10 @@ struct TokenScales {
   [[nodiscard]] bool covers(std::int64_t row) const { return layout.contains(row); }
   // Whether the row has memory for its scales, and scales in it.
   Status check_row(std::int64_t row) const;
-  // Rows bring their scales along: bytes may be copied between planes that have as many of them.
+  // Whether bytes may be copied to rows with the `other` scales: to as many of them, and such that are written along.
   template <class M, class B>
   [[nodiscard]] bool same_as(const TokenScales<M, B>& other) const {
-    return layout.heads() == other.layout.heads();
+    return !std::is_const_v<B> && layout.heads() == other.layout.heads();
   }
 };
 
@@ -132,6 +132,9 @@ struct Scaled {
   static constexpr std::int32_t block_values = Inner::block_values;
   static constexpr std::int32_t block_bytes = Inner::block_bytes;
   static constexpr bool kStoresScales = requires(const Scales scales) { scales.put(0, 0, 1.0f); };
+  static_assert(
+      !kStoresScales || requires { Inner::largest; },
+      "kvblend: scales are made only for codecs that have a largest number, as fp8 has");
 
   Scales scales{};
 

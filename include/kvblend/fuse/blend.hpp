@@ -81,8 +81,9 @@ Status run_passes(Host& host, Source& source, Fusor& fusor, double& host_s) {
 
 // Blends `prompt` into the host's cache; afterwards rows [0, prompt.rows()) are committed, and the host holds the
 // hidden states of `outputs` (rows ascending) behind the last layer, ready for its output head. `memory` is the
-// workspace, Fusor::workspace_bytes(prompt, head_dim) bytes with the largest head_dim of the host's ropes. On an error
-// the host's cache is what it was before. An empty prompt commits nothing and is no error.
+// workspace, Fusor::workspace_bytes(prompt, head_dim) bytes with the largest head_dim of the host's ropes, and with
+// RopeTables::per_row if stored frequencies are others than the host's. On an error the host's cache is what it was
+// before. An empty prompt commits nothing and is no error.
 template <LayerwiseHost Host, KvSource Source, class Selector, class Backend, AngleRule Angles>
 Status blend(Host& host, Source& source, LayerwiseFusor<Selector, Backend, Angles>& fusor, const Prompt& prompt,
              std::span<const Row> outputs, std::span<std::byte> memory, BlendReport* report = nullptr) {

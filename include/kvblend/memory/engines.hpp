@@ -33,10 +33,10 @@
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
-// ---- vLLM (vllm/v1/attention/backends, csrc/cache_kernels.cu)
-// -------------------------------------------------------- Rows by block table or by slot_mapping (64-bit slots, -1 for
-// padding). vLLM never gives block 0 to a sequence (it stands for "no block"), so rows of it are refused, or passed
-// over in a slot list; set first_block to 0 for engines that do. The legacy cache has no such block.
+// ---- vLLM (vllm/v1/attention/backends, csrc/cache_kernels.cu) -------------------------------------------------------
+// Rows by block table or by slot_mapping (64-bit slots, -1 for padding). vLLM never gives block 0 to a sequence (it
+// stands for "no block"), so rows of it are refused, or passed over in a slot list; set first_block to 0 for engines
+// that do. The legacy cache has no such block.
 
 // FlashAttention: [2, blocks, rows, heads, head_dim], or hnd: [2, blocks, heads, rows, head_dim]. Block padding is that
 // of each of the two halves.
@@ -62,11 +62,11 @@ Result<KvPair<BlockPool>> vllm_flashinfer(const PoolShape& shape, RowOrder order
   KVBLEND_RETURN_IF_ERROR(detail::check_pool<K>(shape, shape.head_dim));
   KVBLEND_RETURN_IF_ERROR(detail::check_pool<V>(shape, shape.head_dim));
   const detail::ByteCount keys = detail::block_bytes<K>(shape);
-  const detail::ByteCount stride = keys + detail::block_bytes<V>(shape) + shape.block_padding;
-  KVBLEND_RETURN_IF_ERROR(detail::check_bytes(stride, "block_size"));
-  KVBLEND_RETURN_IF_ERROR(detail::check_bytes(stride * shape.blocks, "blocks"));
-  KvPair<BlockPool> pair{detail::make_pool<K>(shape, order, stride.value(), 0),
-                         detail::make_pool<V>(shape, order, stride.value(), keys.value())};
+  const detail::ByteCount contents = keys + detail::block_bytes<V>(shape);
+  KVBLEND_RETURN_IF_ERROR(detail::check_blocks(contents, shape));
+  const std::int64_t stride = contents.value() + shape.block_padding;
+  KvPair<BlockPool> pair{detail::make_pool<K>(shape, order, stride, 0),
+                         detail::make_pool<V>(shape, order, stride, keys.value())};
   pair.keys.first_block = pair.values.first_block = 1;
   return pair;
 }
@@ -86,15 +86,10 @@ Result<KvPair<BlockPool>> vllm_packed_keys(const PoolShape& shape, std::int32_t 
 
 namespace detail {
 
-// [blocks, rows, lora + rope], one head.
 template <Codec C>
-Result<BlockPool> mla_pool(std::int64_t blocks, std::int32_t block_size, std::int32_t lora, std::int32_t rope,
-                           std::int64_t first_block) {
+Status check_mla(std::int32_t lora, std::int32_t rope) {
   KVBLEND_RETURN_IF_ERROR(check_head_dim<C>(lora, lora, "lora"));
-  KVBLEND_RETURN_IF_ERROR(check_head_dim<C>(rope, rope, "rope"));
-  Result<BlockPool> pool = block_pool<C>({blocks, block_size, 1, lora + rope, 0});
-  pool.value.first_block = first_block;
-  return pool;
+  return check_head_dim<C>(rope, rope, "rope");
 }
 
 }  // namespace detail
@@ -103,7 +98,10 @@ Result<BlockPool> mla_pool(std::int64_t blocks, std::int32_t block_size, std::in
 template <Codec C>
 Result<BlockPool> vllm_mla(std::int64_t blocks, std::int32_t block_size, std::int32_t lora = 512,
                            std::int32_t rope = 64) {
-  return detail::mla_pool<C>(blocks, block_size, lora, rope, 1);
+  KVBLEND_RETURN_IF_ERROR(detail::check_mla<C>(lora, rope));
+  Result<BlockPool> pool = block_pool<C>({blocks, block_size, 1, lora + rope, 0});
+  pool.value.first_block = 1;
+  return pool;
 }
 
 // MLA's latents and rotated part where they are apart.
@@ -130,9 +128,9 @@ inline Result<MlaPools> vllm_fp8_ds_mla(std::int64_t blocks, std::int32_t block_
   return pools;
 }
 
-// ---- SGLang (python/sglang/srt/mem_cache/memory_pool.py)
-// ------------------------------------------------------------- Rows by token-level slots (32-bit kv_indices or 64-bit
-// out_cache_loc). Slot 0 takes the writes of padding tokens, so rows in it are passed over.
+// ---- SGLang (python/sglang/srt/mem_cache/memory_pool.py) ------------------------------------------------------------
+// Rows by token-level slots (32-bit kv_indices or 64-bit out_cache_loc). Slot 0 takes the writes of padding tokens, so
+// rows in it are passed over.
 
 // k_buffer and v_buffer of a layer, each [size + page_size, heads, head_dim] with a base of its own.
 template <Codec C>
@@ -142,6 +140,7 @@ Result<BlockPool> sglang_tokens(std::int64_t size, std::int32_t page_size, std::
   const detail::ByteCount slots = detail::ByteCount(size) + page_size;
   KVBLEND_RETURN_IF_ERROR(detail::check_bytes(slots, "size"));
   Result<BlockPool> pool = block_pool<C>({slots.value(), 1, heads, head_dim, 0});
+  KVBLEND_RETURN_IF_ERROR(detail::renamed(pool.status, "blocks", "size"));
   pool.value.first_block = 1;
   return pool;
 }
@@ -150,13 +149,11 @@ Result<BlockPool> sglang_tokens(std::int64_t size, std::int32_t page_size, std::
 template <Codec C>
 Result<BlockPool> sglang_mla(std::int64_t size, std::int32_t page_size, std::int32_t lora = 512,
                              std::int32_t rope = 64) {
-  KVBLEND_RETURN_IF_ERROR(detail::check_head_dim<C>(lora, lora, "lora"));
-  KVBLEND_RETURN_IF_ERROR(detail::check_head_dim<C>(rope, rope, "rope"));
+  KVBLEND_RETURN_IF_ERROR(detail::check_mla<C>(lora, rope));
   return sglang_tokens<C>(size, page_size, 1, lora + rope);
 }
 
-// ---- FlashInfer (include/flashinfer/page.cuh)
-// ------------------------------------------------------------------------
+// ---- FlashInfer (include/flashinfer/page.cuh) -----------------------------------------------------------------------
 
 // paged_kv_t, keys and values alike: [pages, rows, heads, head_dim] or hnd [pages, heads, rows, head_dim]. A cache with
 // other strides is BlockPool's own constructor.
@@ -169,10 +166,12 @@ Result<BlockPool> flashinfer_pages(const PoolShape& shape, RowOrder order = RowO
 template <Codec C>
 Result<MlaPools> flashinfer_mla(std::int64_t pages, std::int32_t page_size, std::int32_t lora = 512,
                                 std::int32_t rope = 64) {
+  KVBLEND_RETURN_IF_ERROR(detail::check_size(page_size, 1, "page_size"));
+  KVBLEND_RETURN_IF_ERROR(detail::check_mla<C>(lora, rope));
   const Result<BlockPool> latents = block_pool<C>({pages, page_size, 1, lora, 0});
   const Result<BlockPool> rotated = block_pool<C>({pages, page_size, 1, rope, 0});
-  KVBLEND_RETURN_IF_ERROR(latents.status);
-  KVBLEND_RETURN_IF_ERROR(rotated.status);
+  KVBLEND_RETURN_IF_ERROR(detail::renamed(latents.status, "blocks", "pages"));
+  KVBLEND_RETURN_IF_ERROR(detail::renamed(rotated.status, "blocks", "pages"));
   return MlaPools{latents.value, rotated.value};
 }
 
@@ -243,9 +242,8 @@ inline Result<PagedLayout> flashinfer_sequence(const BlockPool& pool, const Flas
                   (pages - 1) * pool.block_size + tables.last_page_len[b]);
 }
 
-// ---- TensorRT-LLM (cpp/tensorrt_llm/kernels/kvCacheUtils.h)
-// ---------------------------------------------------------- Rows are the cache's own token indices, after
-// KVBlockArray::getKVTokenIdx where an attention window wraps around.
+// ---- TensorRT-LLM (cpp/tensorrt_llm/kernels/kvCacheUtils.h) ---------------------------------------------------------
+// Rows are the cache's own token indices, after KVBlockArray::getKVTokenIdx where an attention window wraps around.
 
 // Blocks [heads, rows, head_dim] of a pool; keys and values are blocks of the same pool, each named by its own table.
 // Where they differ in type, make one pool for each. `blocks` counts the primary pool's.
@@ -273,19 +271,13 @@ inline Result<KvPair<BlockArrayLayout>> tensorrt_llm_sequence(const BlockPool& p
   KVBLEND_RETURN_IF_ERROR(detail::check_size(pool.block_size, 1, "block_size"));
   KVBLEND_RETURN_IF_ERROR(detail::check_size(secondary.blocks, 0, "secondary blocks"));
   KVBLEND_RETURN_IF_ERROR(detail::check_size(offsets.max_blocks, 1, "max_blocks"));
-  KVBLEND_RETURN_IF_ERROR(detail::check_size(rows, -1, "rows"));
   const auto entries = static_cast<std::int64_t>(offsets.entries.size());
   if (sequence < 0 || sequence >= entries / 2 / offsets.max_blocks) {
     return Status::error(StatusCode::out_of_range, "is %lld, the table has %lld", static_cast<long long>(sequence),
                          static_cast<long long>(entries / 2 / offsets.max_blocks))
         .at("sequence");
   }
-  const detail::ByteCount room = detail::ByteCount(offsets.max_blocks) * pool.block_size;
-  if (room.fits() && rows > room.value()) {
-    return Status::error(StatusCode::out_of_range, "are %lld, the table has room for %lld",
-                         static_cast<long long>(rows), static_cast<long long>(room.value()))
-        .at("rows");
-  }
+  KVBLEND_RETURN_IF_ERROR(detail::check_room(rows, offsets.max_blocks, pool.block_size));
   const std::int32_t* const table = offsets.entries.data() + sequence * 2 * offsets.max_blocks;
   KvPair<BlockArrayLayout> pair{
       BlockArrayLayout(pool, secondary.blocks, secondary.origin, table, offsets.max_blocks),
@@ -294,10 +286,9 @@ inline Result<KvPair<BlockArrayLayout>> tensorrt_llm_sequence(const BlockPool& p
   return pair;
 }
 
-// ---- llama.cpp (src/llama-kv-cache.cpp)
-// ------------------------------------------------------------------------------ A row is a cell: in_order for cells as
-// they lie, by_slots for the scattered cells of a sequence (slot_info's 32-bit indices, or the 64-bit ones of k_idxs).
-// Tensors of keys and of values each have a base of their own.
+// ---- llama.cpp (src/llama-kv-cache.cpp) -----------------------------------------------------------------------------
+// A row is a cell: in_order for cells as they lie, by_slots for the scattered cells of a sequence (slot_info's 32-bit
+// indices, or the 64-bit ones of k_idxs). Tensors of keys and of values each have a base of their own.
 
 // [streams, cells, heads · head_dim], one stream of it: all keys, and values with flash attention. With MLA there are
 // keys alone, heads 1 and head_dim lora + rope.
@@ -306,7 +297,7 @@ Result<BlockPool> llama_cpp_cells(std::int64_t cells, std::int32_t heads, std::i
                                   std::int64_t stream = 0) {
   KVBLEND_RETURN_IF_ERROR(detail::check_size(stream, 0, "stream"));
   Result<BlockPool> pool = block_pool<C>({cells, 1, heads, head_dim, 0});
-  KVBLEND_RETURN_IF_ERROR(pool.status);
+  KVBLEND_RETURN_IF_ERROR(detail::renamed(pool.status, "blocks", "cells"));
   const detail::ByteCount bytes = detail::ByteCount(pool.value.block_stride) * cells;
   KVBLEND_RETURN_IF_ERROR(detail::check_bytes(bytes * stream + bytes, "stream"));
   pool.value.origin = bytes.value() * stream;
@@ -319,6 +310,7 @@ Result<BlockPool> llama_cpp_transposed_values(std::int64_t cells, std::int32_t h
                                               std::int64_t stream = 0) {
   static_assert(C::block_values == 1, "values in tiles are single numbers");
   KVBLEND_RETURN_IF_ERROR(detail::check_size(stream, 0, "stream"));
+  KVBLEND_RETURN_IF_ERROR(detail::check_size(cells, 0, "cells"));
   KVBLEND_RETURN_IF_ERROR(detail::check_pool<C>({cells, 1, heads, head_dim, 0}, 1));
   const detail::ByteCount column = detail::ByteCount(cells) * C::block_bytes;
   const detail::ByteCount head = column * head_dim;
@@ -330,9 +322,8 @@ Result<BlockPool> llama_cpp_transposed_values(std::int64_t cells, std::int32_t h
   return pool;
 }
 
-// ---- LMCache (lmcache/v1/memory_management.py, MemoryFormat)
-// --------------------------------------------------------- Memory objects of a chunk of tokens, keys and values from
-// one base.
+// ---- LMCache (lmcache/v1/memory_management.py, MemoryFormat) --------------------------------------------------------
+// Memory objects of a chunk of tokens, keys and values from one base.
 
 // KV_2LTD: [2, layers, tokens, heads · head_dim], one layer of it.
 template <Codec C>
@@ -345,7 +336,7 @@ Result<KvPair<ContiguousLayout>> lmcache_kv_2ltd(std::int64_t layers, std::int64
         .at("layer");
   }
   const Result<ContiguousLayout> rows = dense_layout<C>(tokens, heads, head_dim);
-  KVBLEND_RETURN_IF_ERROR(rows.status);
+  KVBLEND_RETURN_IF_ERROR(detail::renamed(rows.status, "rows", "tokens"));
   const detail::ByteCount one = detail::ByteCount(rows.value.row_stride) * tokens;
   KVBLEND_RETURN_IF_ERROR(detail::check_bytes(one * layers * 2, "layers"));
   KvPair<ContiguousLayout> pair{rows.value, rows.value};
@@ -364,7 +355,7 @@ Result<KvPair<ContiguousLayout>> lmcache_kv_2td(std::int64_t tokens, std::int32_
 template <Codec C>
 Result<KvPair<ContiguousLayout>> lmcache_kv_t2d(std::int64_t tokens, std::int32_t heads, std::int32_t head_dim) {
   const Result<ContiguousLayout> rows = dense_layout<C>(tokens, heads, head_dim);
-  KVBLEND_RETURN_IF_ERROR(rows.status);
+  KVBLEND_RETURN_IF_ERROR(detail::renamed(rows.status, "rows", "tokens"));
   KVBLEND_RETURN_IF_ERROR(detail::check_bytes(detail::ByteCount(rows.value.row_stride) * 2 * tokens, "tokens"));
   KvPair<ContiguousLayout> pair{rows.value, rows.value};
   pair.values.origin = rows.value.row_stride;

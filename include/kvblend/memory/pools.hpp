@@ -8,6 +8,7 @@
 #include <kvblend/memory/layouts.hpp>
 
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -121,6 +122,29 @@ template <Codec C>
   return ByteCount(bytes_of<C>(shape.head_dim)) * shape.heads * shape.block_size;
 }
 
+// Whether the offsets in blocks of such contents, with their padding, are 64-bit numbers.
+inline Status check_blocks(ByteCount contents, const PoolShape& shape) {
+  KVBLEND_RETURN_IF_ERROR(check_bytes(contents, "block_size"));
+  KVBLEND_RETURN_IF_ERROR(check_bytes(contents + shape.block_padding, "block_padding"));
+  return check_bytes((contents + shape.block_padding) * shape.blocks, "blocks");
+}
+
+// Whether `entries` blocks have room for so many rows; -1 is any number.
+inline Status check_room(std::int64_t rows, std::int64_t entries, std::int32_t block_size) {
+  KVBLEND_RETURN_IF_ERROR(check_size(rows, -1, "rows"));
+  const ByteCount room = ByteCount(entries) * block_size;
+  if (!room.fits() || rows <= room.value()) return {};
+  return Status::error(StatusCode::out_of_range, "are %lld, the block table has room for %lld",
+                       static_cast<long long>(rows), static_cast<long long>(room.value()))
+      .at("rows");
+}
+
+// An error at a field of ours, under the name that the caller's engine has for it.
+inline Status renamed(const Status& status, const char* field, const char* name) {
+  if (status.ok() || std::strcmp(status.where(), field) != 0) return status;
+  return Status::error(status.code(), "%s", status.message()).at("%s", name);
+}
+
 // A pool of checked shape whose blocks are `stride` bytes apart, the first at `origin`.
 template <Codec C>
 [[nodiscard]] BlockPool make_pool(const PoolShape& shape, RowOrder order, std::int64_t stride, std::int64_t origin) {
@@ -151,10 +175,9 @@ template <Codec C>
 Result<BlockPool> block_pool(const PoolShape& shape, RowOrder order = RowOrder::nhd) {
   KVBLEND_RETURN_IF_ERROR(detail::check_order(order));
   KVBLEND_RETURN_IF_ERROR(detail::check_pool<C>(shape, shape.head_dim));
-  const detail::ByteCount stride = detail::block_bytes<C>(shape) + shape.block_padding;
-  KVBLEND_RETURN_IF_ERROR(detail::check_bytes(stride, "block_size"));
-  KVBLEND_RETURN_IF_ERROR(detail::check_bytes(stride * shape.blocks, "blocks"));
-  return detail::make_pool<C>(shape, order, stride.value(), 0);
+  const detail::ByteCount contents = detail::block_bytes<C>(shape);
+  KVBLEND_RETURN_IF_ERROR(detail::check_blocks(contents, shape));
+  return detail::make_pool<C>(shape, order, contents.value() + shape.block_padding, 0);
 }
 
 // [blocks, heads, head_dim / tile, rows, tile]: tile 1 is transposed memory, tile x packs x values of each row.
@@ -162,10 +185,9 @@ template <Codec C>
 Result<BlockPool> tiled_pool(const PoolShape& shape, std::int32_t tile) {
   KVBLEND_RETURN_IF_ERROR(detail::check_size(tile, 1, "tile"));
   KVBLEND_RETURN_IF_ERROR(detail::check_pool<C>(shape, tile));
-  const detail::ByteCount stride = detail::block_bytes<C>(shape) + shape.block_padding;
-  KVBLEND_RETURN_IF_ERROR(detail::check_bytes(stride, "block_size"));
-  KVBLEND_RETURN_IF_ERROR(detail::check_bytes(stride * shape.blocks, "blocks"));
-  return detail::make_tiled_pool<C>(shape, tile, stride.value());
+  const detail::ByteCount contents = detail::block_bytes<C>(shape);
+  KVBLEND_RETURN_IF_ERROR(detail::check_blocks(contents, shape));
+  return detail::make_tiled_pool<C>(shape, tile, contents.value() + shape.block_padding);
 }
 
 // Rows [rows, heads, head_dim] or [heads, rows, head_dim] that nothing lies between.
@@ -188,13 +210,7 @@ inline Result<PagedLayout> by_table(const BlockPool& pool, const std::int32_t* t
                                     std::int64_t rows = -1) {
   KVBLEND_RETURN_IF_ERROR(detail::check_table(table, entries, "block table"));
   KVBLEND_RETURN_IF_ERROR(detail::check_size(pool.block_size, 1, "block_size"));
-  KVBLEND_RETURN_IF_ERROR(detail::check_size(rows, -1, "rows"));
-  const detail::ByteCount room = detail::ByteCount(entries) * pool.block_size;
-  if (room.fits() && rows > room.value()) {
-    return Status::error(StatusCode::out_of_range, "are %lld, the block table has room for %lld",
-                         static_cast<long long>(rows), static_cast<long long>(room.value()))
-        .at("rows");
-  }
+  KVBLEND_RETURN_IF_ERROR(detail::check_room(rows, entries, pool.block_size));
   PagedLayout layout(pool, table, entries);
   if (rows >= 0) layout.row_count = rows;
   return layout;

@@ -17,12 +17,11 @@
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
-// Whether two planes are views of the very same rows, so that a move may overwrite what it has yet to read. Planes that
-// overlap in any other way are the caller's mistake.
+// Whether two planes are views of the very same rows, by base and kind of layout, so that a move may overwrite what it
+// has yet to read. Planes that overlap in any other way are the caller's mistake.
 template <ReadablePlane P, ReadablePlane Q>
 [[nodiscard]] bool same_rows(const P& source, const Q& destination) {
-  if constexpr (std::same_as<typename P::codec_type, typename Q::codec_type> &&
-                std::same_as<typename P::layout_type, typename Q::layout_type>) {
+  if constexpr (std::same_as<typename P::layout_type, typename Q::layout_type>) {
     return source.base == destination.base;
   } else {
     return false;
@@ -86,16 +85,6 @@ template <ReadablePlane P>
   } else {
     return static_cast<Float*>(nullptr);
   }
-}
-
-// The largest magnitude among `count` values. NaN counts as none.
-[[nodiscard]] inline float largest_magnitude(const float* values, std::int32_t count) {
-  float largest = 0;
-  for (std::int32_t i = 0; i < count; ++i) {
-    const float magnitude = values[i] < 0 ? -values[i] : values[i];
-    largest = magnitude > largest ? magnitude : largest;
-  }
-  return largest;
 }
 
 // Writes a row of a plane that makes its scales from what it stores: produce(head, values) gives a head's floats, and

@@ -84,20 +84,31 @@ struct RunPositions {
   [[nodiscard]] RunPositions from(std::int32_t row) const { return {old_first + row, new_first + row}; }
   [[nodiscard]] std::int32_t old_at(std::int32_t row, std::size_t) const { return old_first + row; }
   [[nodiscard]] std::int32_t new_at(std::int32_t row, std::size_t) const { return new_first + row; }
-  [[nodiscard]] bool all_stay(std::int32_t) const { return old_first == new_first; }
+  [[nodiscard]] bool stays(std::int32_t) const { return old_first == new_first; }
   [[nodiscard]] bool one_distance(std::int32_t) const { return true; }
 };
 
+// Of the three positions those count that some pair of the spec turns by.
 struct ListedPositions {
   const AxisPositions* old_positions;
   const AxisPositions* new_positions;
+  std::array<bool, kRopeAxes> counts{};  // by axis
 
-  [[nodiscard]] ListedPositions from(std::int32_t row) const { return {old_positions + row, new_positions + row}; }
+  ListedPositions(const RopeSpec& spec, const AxisPositions* old_list, const AxisPositions* new_list)
+      : old_positions(old_list), new_positions(new_list) {
+    for (const std::uint8_t axis : spec.axes()) counts[axis] = true;
+  }
+  [[nodiscard]] ListedPositions from(std::int32_t row) const {
+    ListedPositions rest = *this;
+    rest.old_positions += row;
+    rest.new_positions += row;
+    return rest;
+  }
   [[nodiscard]] std::int32_t old_at(std::int32_t row, std::size_t axis) const { return old_positions[row].axis[axis]; }
   [[nodiscard]] std::int32_t new_at(std::int32_t row, std::size_t axis) const { return new_positions[row].axis[axis]; }
-  [[nodiscard]] bool all_stay(std::int32_t count) const {
-    for (std::int32_t row = 0; row < count; ++row) {
-      if (!(old_positions[row] == new_positions[row])) return false;
+  [[nodiscard]] bool stays(std::int32_t row) const {
+    for (std::size_t axis = 0; axis < kRopeAxes; ++axis) {
+      if (counts[axis] && distance(row, axis) != 0) return false;
     }
     return true;
   }
@@ -105,7 +116,7 @@ struct ListedPositions {
   [[nodiscard]] bool one_distance(std::int32_t count) const {
     for (std::int32_t row = 1; row < count; ++row) {
       for (std::size_t axis = 0; axis < kRopeAxes; ++axis) {
-        if (distance(row, axis) != distance(0, axis)) return false;
+        if (counts[axis] && distance(row, axis) != distance(0, axis)) return false;
       }
     }
     return true;
@@ -114,6 +125,17 @@ struct ListedPositions {
     return std::int64_t{new_at(row, axis)} - old_at(row, axis);
   }
 };
+
+// How many of `count` rows at `positions`, the first or (backwards) the last of them, stay as they are, or turn, as
+// one: what stays is copied, and must not be in a table beside what turns.
+template <class Positions>
+[[nodiscard]] std::int32_t rows_alike(const Positions& positions, std::int32_t count, bool backwards) {
+  const std::int32_t first = backwards ? count - 1 : 0;
+  std::int32_t alike = 1;
+  while (alike < count && positions.stays(backwards ? first - alike : alike) == positions.stays(first)) ++alike;
+  return alike;
+}
+[[nodiscard]] inline std::int32_t rows_alike(const RunPositions&, std::int32_t count, bool) { return count; }
 
 }  // namespace detail
 
@@ -138,7 +160,8 @@ class RotationTable {
     return make<A>(stored, wanted, detail::RunPositions(run), run.count, storage);
   }
 
-  // The same for `count` rows at positions of any kind (detail::RunPositions, detail::ListedPositions).
+  // The same for `count` rows at positions of any kind (detail::RunPositions, detail::ListedPositions), which all stay
+  // or all turn (detail::rows_alike).
   template <AngleRule A, class Positions>
   [[nodiscard]] static std::int64_t size(const RopeSpec& stored, const RopeSpec& wanted, const Positions& positions,
                                          std::int32_t count) {
@@ -161,7 +184,7 @@ class RotationTable {
                                  std::int32_t count) {
     if (count <= 0 || wanted.rotary_dim == 0) return 0;
     const bool same = same_frequencies(stored, wanted);
-    if (same && positions.all_stay(count)) return 0;
+    if (same && positions.stays(0)) return 0;
     return A::uniform && same && positions.one_distance(count) ? 1 : count;
   }
 

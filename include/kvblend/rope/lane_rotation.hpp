@@ -17,26 +17,26 @@ namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 namespace detail {
 
 // The values with even, and with odd, index of `low` and `high` put after each other; and the way back.
-template <std::int32_t... I>
+template <std::int32_t... Lane>
 void split_neighbours(const FloatLanes& low, const FloatLanes& high, FloatLanes& even, FloatLanes& odd,
-                      std::integer_sequence<std::int32_t, I...>) {
+                      std::integer_sequence<std::int32_t, Lane...>) {
 #if KVBLEND_VECTOR_FORMULAS
-  even = __builtin_shufflevector(low, high, (2 * I)...);
-  odd = __builtin_shufflevector(low, high, (2 * I + 1)...);
+  even = __builtin_shufflevector(low, high, (2 * Lane)...);
+  odd = __builtin_shufflevector(low, high, (2 * Lane + 1)...);
 #else
-  ((even[I] = 2 * I < kLanes ? low[2 * I % kLanes] : high[2 * I % kLanes]), ...);
-  ((odd[I] = 2 * I < kLanes ? low[(2 * I + 1) % kLanes] : high[(2 * I + 1) % kLanes]), ...);
+  ((even[Lane] = 2 * Lane < kLanes ? low[2 * Lane % kLanes] : high[2 * Lane % kLanes]), ...);
+  ((odd[Lane] = 2 * Lane < kLanes ? low[(2 * Lane + 1) % kLanes] : high[(2 * Lane + 1) % kLanes]), ...);
 #endif
 }
-template <std::int32_t... I>
+template <std::int32_t... Lane>
 void join_neighbours(const FloatLanes& even, const FloatLanes& odd, FloatLanes& low, FloatLanes& high,
-                     std::integer_sequence<std::int32_t, I...>) {
+                     std::integer_sequence<std::int32_t, Lane...>) {
 #if KVBLEND_VECTOR_FORMULAS
-  low = __builtin_shufflevector(even, odd, (I / 2 + I % 2 * kLanes)...);
-  high = __builtin_shufflevector(even, odd, (I / 2 + kLanes / 2 + I % 2 * kLanes)...);
+  low = __builtin_shufflevector(even, odd, (Lane / 2 + Lane % 2 * kLanes)...);
+  high = __builtin_shufflevector(even, odd, (Lane / 2 + kLanes / 2 + Lane % 2 * kLanes)...);
 #else
-  ((low[I] = I % 2 == 0 ? even[I / 2] : odd[I / 2]), ...);
-  ((high[I] = I % 2 == 0 ? even[I / 2 + kLanes / 2] : odd[I / 2 + kLanes / 2]), ...);
+  ((low[Lane] = Lane % 2 == 0 ? even[Lane / 2] : odd[Lane / 2]), ...);
+  ((high[Lane] = Lane % 2 == 0 ? even[Lane / 2 + kLanes / 2] : odd[Lane / 2 + kLanes / 2]), ...);
 #endif
 }
 

@@ -116,6 +116,8 @@ void rotate_head(const RopeSpec& spec, const float* cosines, const float* sines,
   using From = std::remove_const_t<decltype(from)>;
   using To = std::remove_const_t<decltype(to)>;
   constexpr std::int32_t kBlock = (std::max)(std::int32_t{From::block_values}, std::int32_t{To::block_values});
+  static_assert(kBlock % From::block_values == 0 && kBlock % To::block_values == 0,
+                "kvblend: of two block sizes one must be a multiple of the other");
   const std::int32_t lo = spec.rotary_offset;
   const std::int32_t hi = lo + spec.rotary_dim;
 

@@ -92,11 +92,12 @@ class RopeShifter {
   // Rotates `run.count` keys, from rows run.source… of `source` at positions run.old_first…, to rows run.destination…
   // of `destination` at positions run.new_first…. `stored` is the spec the keys were rotated by, `wanted` the cache's;
   // they may differ in frequencies (can_shift.hpp says what that means). Values outside the rotated part are copied.
-  // The amplitude is in the keys already and is not applied again. Keys that keep their angle, or have no rope, keep
-  // their bits where both planes have one codec.
+  // The amplitude is in the keys already and is not applied again. Keys that keep their position and
+  // frequencies, or have no rope, keep their bits where both planes have one codec.
   // Under M-RoPE a run is of text, whose tokens have one position on all axes; or, by a uniform rule and with equal
   // frequencies, of any tokens that go the same distance on all axes.
-  // Both planes may be the same memory, in place or with overlapping ranges; otherwise they must not overlap.
+  // Both planes may be the same memory, by the same base and layout, in place or with overlapping ranges; otherwise
+  // they must not overlap.
   // Errors, found before anything is written: specs that are invalid or do not go together (can_shift), planes of
   // another shape, rows without memory, a negative count or position, a last position or row beyond 2^31 - 1, too
   // little scratch.
@@ -116,8 +117,8 @@ class RopeShifter {
                std::span<const AxisPositions> old_positions, std::span<const AxisPositions> new_positions,
                const P& source, const Q& destination, std::span<float> scratch) const {
     KVBLEND_RETURN_IF_ERROR(check(stored, wanted, rows, old_positions, new_positions, source, destination));
-    return move(stored, wanted, rows, detail::ListedPositions{old_positions.data(), new_positions.data()}, source,
-                destination, scratch);
+    return move(stored, wanted, rows, detail::ListedPositions(wanted, old_positions.data(), new_positions.data()),
+                source, destination, scratch);
   }
 
   // The checks of shift() alone, but for the scratch.
@@ -158,24 +159,32 @@ class RopeShifter {
     return check_rows(destination, rows.destination.value, rows.count, "destination");
   }
 
-  // As many rows at a time as have room in the table, in the order in which none is overwritten before it is read.
+  // As many rows at a time as have room in the table and all turn or all stay, in the order in which none is
+  // overwritten before it is read.
   template <class Positions, class P, class Q>
   Status move(const RopeSpec& stored, const RopeSpec& wanted, const RowMove& rows, const Positions& positions,
               const P& source, const Q& destination, std::span<float> scratch) const {
+    const bool backwards = same_rows(source, destination) && rows.destination.value > rows.source;
+    const bool same = same_frequencies(stored, wanted);
+    const bool all_stay =
+        rows.count == 0 || wanted.rotary_dim == 0 ||
+        (same && positions.stays(0) && detail::rows_alike(positions, rows.count, false) == rows.count);
     const auto room = static_cast<std::int64_t>(scratch.size());
-    const std::int64_t whole = RotationTable::size<Angles>(stored, wanted, positions, rows.count);
-    const std::int64_t least = (std::min)(whole, least_scratch(wanted));
+    const std::int64_t least = all_stay ? 0 : least_scratch(wanted);
     if (room < least) {
       return Status::error(StatusCode::insufficient_space, "needs %lld floats, has %lld", static_cast<long long>(least),
                            static_cast<long long>(room))
           .at("scratch");
     }
-    const std::int32_t step = room >= whole ? rows.count : static_cast<std::int32_t>(room / least);
-    const bool backwards = same_rows(source, destination) && rows.destination.value > rows.source;
     std::int32_t left = rows.count;
     while (left > 0) {
-      const std::int32_t count = (std::min)(step, left);
-      const std::int32_t at = backwards ? left - count : rows.count - left;
+      const std::int32_t first = backwards ? 0 : rows.count - left;  // of the rows that are left
+      std::int32_t count = same ? detail::rows_alike(positions.from(first), left, backwards) : left;
+      std::int32_t at = backwards ? left - count : first;
+      if (RotationTable::size<Angles>(stored, wanted, positions.from(at), count) > room) {
+        count = static_cast<std::int32_t>(room / least);
+        at = backwards ? left - count : first;
+      }
       const Result<RotationTable> table =
           RotationTable::make<Angles>(stored, wanted, positions.from(at), count, scratch);
       KVBLEND_RETURN_IF_ERROR(table.status);

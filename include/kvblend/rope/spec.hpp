@@ -26,6 +26,9 @@ enum class RopePairing : std::uint8_t {
 // M-RoPE gives a token three positions: time, height and width. Elsewhere, and in text, the three are one.
 inline constexpr std::int32_t kRopeAxes = 3;
 
+// Radians a position: what any position may still be multiplied by in float32.
+inline constexpr double kMaxFrequency = 0x1p96;
+
 // The rotation of one layer's keys at position p: pair i turns by p · inv_freq[i] radians. Values outside
 // [rotary_offset, rotary_offset + rotary_dim) are left alone. rotary_dim 0 is a layer without rope.
 struct RopeSpec {
@@ -93,6 +96,9 @@ inline Status validate(const RopeSpec& spec) {
     const double frequency = spec.inv_freq[static_cast<std::size_t>(pair)];
     if (!is_finite(frequency)) {
       return Status::error(invalid, "is not a finite number").at("rope inv_freq[%d]", pair);
+    }
+    if (frequency > kMaxFrequency || frequency < -kMaxFrequency) {
+      return Status::error(invalid, "is %g, must be within %g", frequency, kMaxFrequency).at("rope inv_freq[%d]", pair);
     }
     const int axis = spec.axis_of_pair[static_cast<std::size_t>(pair)];
     if (axis >= kRopeAxes) {

@@ -26,9 +26,11 @@ struct PortableDistance {
   }
 };
 
-// ‖fresh row − reused row‖₂ over all heads and values. NaN if a value is NaN. The planes have one shape.
+// ‖fresh row − reused row‖₂ over all heads and values. NaN if a value is NaN; 0 if a layout skips its row, which then
+// has nothing to compare. The planes have one shape.
 template <class Distance = PortableDistance, ReadablePlane P, ReadablePlane Q>
 [[nodiscard]] float row_deviation(const P& fresh, std::int64_t fresh_row, const Q& reused, std::int64_t reused_row) {
+  if (skips_row(fresh.layout, fresh_row) || skips_row(reused.layout, reused_row)) return 0;
   const std::int32_t head_dim = fresh.layout.head_dim();
   double sum = 0;
   for (std::int32_t head = 0; head < fresh.layout.heads(); ++head) {
