@@ -130,6 +130,17 @@ struct ToBFloat16 {
   return to_float(value);
 #endif
 }
+#if KVBLEND_X86_LANES
+// The same for lanes of bits.
+template <class HalfLanes>
+void halves_to_floats(const HalfLanes& bits, FloatLanes& lanes) {
+#if KVBLEND_X86_LANES == 16
+  lanes = __builtin_bit_cast(FloatLanes, _mm512_cvtph_ps(__builtin_bit_cast(__m256i, bits)));
+#else
+  lanes = __builtin_bit_cast(FloatLanes, _mm256_cvtph_ps(__builtin_bit_cast(__m128i, bits)));
+#endif
+}
+#endif
 
 }  // namespace detail
 
@@ -163,10 +174,8 @@ struct F16Codec {
   static void load(const std::byte* source, FloatLanes& lanes) {
     UInt16Lanes bits;
     detail::read_lanes(source, bits);
-#if KVBLEND_X86_LANES == 16
-    lanes = __builtin_bit_cast(FloatLanes, _mm512_cvtph_ps(__builtin_bit_cast(__m256i, bits)));
-#elif KVBLEND_X86_LANES == 8
-    lanes = __builtin_bit_cast(FloatLanes, _mm256_cvtph_ps(__builtin_bit_cast(__m128i, bits)));
+#if KVBLEND_X86_LANES
+    detail::halves_to_floats(bits, lanes);
 #elif KVBLEND_VECTOR_FORMULAS
     lanes = detail::half_to_float<FloatLanes>(__builtin_convertvector(bits, Int32Lanes));
 #else

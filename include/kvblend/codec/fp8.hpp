@@ -84,19 +84,21 @@ template <class Format, class Int, class Float>
   const Int all = __builtin_bit_cast(Int, value);
   const Int magnitude = all & 0x7fffffff;
   const Int saturated = smaller<Int>(magnitude, Int{} + Format::kLargestF32);
-  // The power of two below the value, or below which values are subnormal. Adding it times 2^kShift makes the hardware
-  // round at the last bit that is kept, and leaves the kept bits, the leading 1 among them, in the sum's lowest.
-  const Int power = larger<Int>(saturated & 0x7f800000, Int{} + kLeast);
-  const Int rounder = power + (kShift << 23);
-  const Float sum = __builtin_bit_cast(Float, saturated) + __builtin_bit_cast(Float, rounder);
-  const Int kept = __builtin_bit_cast(Int, sum) - rounder;
-  const Int word = kept + ((power - kLeast) >> kShift);
+  // The power of two below the value, or below which values are subnormal. Adding the value divided by 2^kShift to it
+  // makes the hardware round at the last bit that is kept, and leaves the kept bits, the leading 1 among them, in the
+  // sum's lowest. The power's exponent is put on top of them. A word's exponents start at kLeast's: kLess takes that
+  // off, in the 8 bits that count.
+  constexpr std::int32_t kLess = -(kLeast >> kShift) & 0xff;
+  static_assert(kLess % 2 == 0, "kvblend: ties would go to odd words");
+  const Int power = (larger<Int>(saturated, Int{} + kLeast) & 0x7f800000) | kLess;
+  const Float sum = __builtin_bit_cast(Float, saturated) * (1.0f / (1 << kShift)) + __builtin_bit_cast(Float, power);
+  const Int word = __builtin_bit_cast(Int, sum) + (power >> kShift);
   return (magnitude > 0x7f800000 ? Int{} + 0x7f : word) | ((all >> 24) & 0x80);
 }
 
 }  // namespace detail
 
-// Exact; a NaN stays one.
+// Exact; a NaN stays one (the codecs may make it quiet).
 [[nodiscard]] KVBLEND_HOST_DEVICE constexpr float to_float(Float8E4M3 value) {
   return detail::fp8_to_float<detail::E4M3Format, float>(std::int32_t{value.bits});
 }
@@ -127,6 +129,24 @@ struct ToFp8 {
   }
 };
 
+#if KVBLEND_X86_LANES && KVBLEND_VECTOR_FORMULAS
+// fp8_to_float by the hardware's conversion of 16-bit floats, which keeps subnormals in any mode of the CPU, but makes
+// NaNs quiet. An e5m2 word is the upper half of a 16-bit float; an e4m3 word has all the bits of one 256 times smaller.
+inline void words_to_floats(const UInt8Lanes& words, FloatLanes& lanes, E5M2Format) {
+  Int16Lanes wide;
+  widen_signed(words, wide);
+  halves_to_floats(wide << 8, lanes);
+}
+inline void words_to_floats(const UInt8Lanes& words, FloatLanes& lanes, E4M3Format) {
+  Int16Lanes wide;
+  widen_signed(words, wide);
+  wide <<= 7;
+  // The two upper bits are the sign. The lower of them becomes 0 or, where the magnitude's bits are all ones, 1: a NaN.
+  halves_to_floats(wide ^ ((wide + 0x80) & 0x4000), lanes);
+  lanes *= 256.0f;
+}
+#endif
+
 template <class Format>
 struct Fp8Codec {
   static constexpr DType dtype = Format::kDType;
@@ -143,7 +163,9 @@ struct Fp8Codec {
   static void load(const std::byte* source, FloatLanes& lanes) {
     UInt8Lanes words;
     read_lanes(source, words);
-#if KVBLEND_VECTOR_FORMULAS
+#if KVBLEND_X86_LANES && KVBLEND_VECTOR_FORMULAS
+    words_to_floats(words, lanes, Format{});
+#elif KVBLEND_VECTOR_FORMULAS
     Int32Lanes wide;
     widen(words, wide);
     lanes = fp8_to_float<Format, FloatLanes>(wide);

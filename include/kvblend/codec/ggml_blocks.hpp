@@ -32,13 +32,20 @@ inline constexpr std::int32_t kGgmlBlockValues = 32;
 
 namespace detail {
 
+inline constexpr std::int32_t kBlockLanes = kGgmlBlockValues / kLanes;  // that hold a block
+
 // The same float, of which the compiler knows nothing: what it came from is not fused with or folded into what is done
 // to it, whatever the flags allow. Not even that it is the same each time (volatile): a divisor that is would have its
 // reciprocal taken once for all.
 [[nodiscard]] inline float as_computed(float value) {
+#if defined(__x86_64__)
+  __asm__ volatile("" : "+x"(value));
+  return value;
+#else
   auto bits = __builtin_bit_cast(std::uint32_t, value);
   __asm__ volatile("" : "+r"(bits));
   return __builtin_bit_cast(float, bits);
+#endif
 }
 [[nodiscard]] inline std::uint32_t unknown_to_compiler(std::uint32_t bits) {
   __asm__("" : "+r"(bits));
@@ -50,20 +57,13 @@ namespace detail {
 }
 
 // Bits of the largest magnitude among a block's values; NaNs are above infinity.
-[[nodiscard]] inline std::int32_t largest_bits(const float* values) {
-  Int32Lanes largest{};
-  for (std::int32_t j = 0; j < kGgmlBlockValues; j += kLanes) {
-    Int32Lanes bits;
-    read_lanes(values + j, bits);
-    bits &= 0x7fffffff;
+[[nodiscard]] inline std::int32_t largest_bits(const FloatLanes* values) {
+  Int32Lanes largest = __builtin_bit_cast(Int32Lanes, values[0]) & 0x7fffffff;
+  for (std::int32_t j = 1; j < kBlockLanes; ++j) {
+    const Int32Lanes bits = __builtin_bit_cast(Int32Lanes, values[j]) & 0x7fffffff;
     largest = largest < bits ? bits : largest;
   }
-  std::int32_t most[std::size_t{kLanes}];
-  write_lanes(largest, most);
-  for (std::int32_t width = kLanes / 2; width > 0; width /= 2) {
-    for (std::int32_t j = 0; j < width; ++j) most[j] = most[j] < most[j + width] ? most[j + width] : most[j];
-  }
-  return most[0];
+  return largest_lane(largest);
 }
 
 // The first of the values with that magnitude, as ggml takes it.
@@ -92,73 +92,64 @@ inline constexpr std::int32_t kInfinityBits = 0x7f800000;
 }
 
 // lanes * factor, and nothing that is done to the product is fused with it.
-inline void multiply(const float* values, float factor, FloatLanes& product) {
-  FloatLanes lanes;
-  read_lanes(values, lanes);
+inline void multiply(const FloatLanes& lanes, float factor, FloatLanes& product) {
+#if defined(__x86_64__) && KVBLEND_VECTOR_FORMULAS
+  product = lanes * factor;
+  __asm__("" : "+x"(product));
+#else
   product = __builtin_bit_cast(FloatLanes, __builtin_bit_cast(UInt32Lanes, lanes * factor) ^ unknown_to_compiler(0));
+#endif
 }
 
-inline void put_q8_0_numbers(const float* values, float factor, std::byte* numbers) {
-  for (std::int32_t j = 0; j < kGgmlBlockValues; j += kLanes) {
+inline void put_q8_0_numbers(const FloatLanes* values, float factor, std::byte* numbers) {
+  for (std::int32_t j = 0; j < kBlockLanes; ++j) {
     FloatLanes product;
-    multiply(values + j, factor, product);
-    const auto bits = __builtin_bit_cast(Int32Lanes, product);
+    multiply(values[j], factor, product);
     // Halves away from zero: the largest float below 0.5 carries them, and no value below a half.
-    const FloatLanes sum = __builtin_bit_cast(FloatLanes, bits & 0x7fffffff) + 0x1.fffffep-2f;
-    const auto magnitude = __builtin_convertvector(sum, Int32Lanes);
-    const Int32Lanes sign = bits >> 31;
+    const auto sign = __builtin_bit_cast(UInt32Lanes, product) & 0x80000000u;
+    const FloatLanes sum = product + __builtin_bit_cast(FloatLanes, sign | 0x3effffffu);
     UInt8Lanes bytes;
-    narrow((magnitude ^ sign) - sign, bytes);
-    write_lanes(bytes, numbers + j);
+    narrow(__builtin_convertvector(sum, Int32Lanes), bytes);
+    write_lanes(bytes, numbers + j * kLanes);
   }
 }
 
-inline void put_q4_0_numbers(const float* values, float factor, std::byte* numbers) {
-  constexpr std::int32_t kHalf = kGgmlBlockValues / 2;
-  for (std::int32_t j = 0; j < kHalf; j += kLanes) {
+inline void put_q4_0_numbers(const FloatLanes* values, float factor, std::byte* numbers) {
+  for (std::int32_t j = 0; j < kBlockLanes / 2; ++j) {
     FloatLanes low_product;
     FloatLanes high_product;
-    multiply(values + j, factor, low_product);
-    multiply(values + kHalf + j, factor, high_product);
+    multiply(values[j], factor, low_product);
+    multiply(values[j + kBlockLanes / 2], factor, high_product);
     const auto low = __builtin_convertvector(low_product + 8.5f, Int32Lanes);
     const auto high = __builtin_convertvector(high_product + 8.5f, Int32Lanes);
     UInt8Lanes bytes;
     narrow((low < 15 ? low : 15) | ((high < 15 ? high : 15) << 4), bytes);
-    write_lanes(bytes, numbers + j);
+    write_lanes(bytes, numbers + j * kLanes);
   }
 }
 
-inline void get_q8_0_values(const std::byte* numbers, float scale, float* values) {
-  for (std::int32_t j = 0; j < kGgmlBlockValues; j += kLanes) {
+inline void get_q8_0_values(const std::byte* numbers, float scale, FloatLanes* values) {
+  for (std::int32_t j = 0; j < kBlockLanes; ++j) {
     UInt8Lanes bytes;
-    read_lanes(numbers + j, bytes);
+    read_lanes(numbers + j * kLanes, bytes);
     Int32Lanes wide;
-#if KVBLEND_X86_LANES == 16  // one instruction that g++ makes five of
-    wide = __builtin_bit_cast(Int32Lanes, _mm512_cvtepi8_epi32(__builtin_bit_cast(__m128i, bytes)));
-#else
-    widen(bytes, wide);
-    wide = (wide ^ 0x80) - 0x80;
-#endif
-    const FloatLanes scaled = __builtin_convertvector(wide, FloatLanes) * scale;
-    write_lanes(scaled, values + j);
+    widen_signed(bytes, wide);
+    values[j] = __builtin_convertvector(wide, FloatLanes) * scale;
   }
 }
 
-inline void get_q4_0_values(const std::byte* numbers, float scale, float* values) {
-  constexpr std::int32_t kHalf = kGgmlBlockValues / 2;
-  for (std::int32_t j = 0; j < kHalf; j += kLanes) {
+inline void get_q4_0_values(const std::byte* numbers, float scale, FloatLanes* values) {
+  for (std::int32_t j = 0; j < kBlockLanes / 2; ++j) {
     UInt8Lanes bytes;
-    read_lanes(numbers + j, bytes);
+    read_lanes(numbers + j * kLanes, bytes);
     Int32Lanes wide;
     widen(bytes, wide);
-    const FloatLanes low = __builtin_convertvector((wide & 15) - 8, FloatLanes) * scale;
-    const FloatLanes high = __builtin_convertvector((wide >> 4) - 8, FloatLanes) * scale;
-    write_lanes(low, values + j);
-    write_lanes(high, values + kHalf + j);
+    values[j] = __builtin_convertvector((wide & 15) - 8, FloatLanes) * scale;
+    values[j + kBlockLanes / 2] = __builtin_convertvector((wide >> 4) - 8, FloatLanes) * scale;
   }
 }
 
-inline void encode_q8_0(const float* values, std::byte* block) {
+inline void encode_q8_0(const FloatLanes* values, std::byte* block) {
   std::byte* numbers = block + sizeof(Float16);
   const std::int32_t largest = largest_bits(values);
   const float scale = as_computed(__builtin_bit_cast(float, largest) / as_computed(127.0f));
@@ -172,15 +163,17 @@ inline void encode_q8_0(const float* values, std::byte* block) {
   std::memset(numbers, 0, kGgmlBlockValues);
 }
 
-inline void encode_q4_0(const float* values, std::byte* block) {
+inline void encode_q4_0(const FloatLanes* lanes, std::byte* block) {
   std::byte* numbers = block + sizeof(Float16);
-  const std::int32_t largest = largest_bits(values);
+  float values[kGgmlBlockValues];
+  std::memcpy(values, lanes, sizeof values);
+  const std::int32_t largest = largest_bits(lanes);
   const float extreme = largest == 0 ? 0.0f : first_of_magnitude(values, largest);
   const float scale = as_computed(as_computed(extreme) * -0.125f);  // -0 for a block of zeros
   const float factor = as_computed(1.0f / scale);
   if (largest <= kInfinityBits && is_usable_factor(factor)) {
     put_scale(float16_of(scale), block);
-    put_q4_0_numbers(values, factor, numbers);
+    put_q4_0_numbers(lanes, factor, numbers);
     return;
   }
   put_scale(largest > kInfinityBits ? kFloat16NaN : float16_of(scale), block);
@@ -189,6 +182,24 @@ inline void encode_q4_0(const float* values, std::byte* block) {
     const bool low = magnitude_bits(values[j]) == kInfinityBits;
     const bool high = magnitude_bits(values[j + kGgmlBlockValues / 2]) == kInfinityBits;
     numbers[j] = static_cast<std::byte>((low ? 0 : 8) | (high ? 0 : 8 << 4));
+  }
+}
+
+// `count` values, block by block.
+template <LaneBlockCodec C>
+void decode_blocks(const C& codec, const std::byte* source, float* values, std::int64_t count) {
+  for (std::int64_t at = 0; at < count; at += C::block_values, source += C::block_bytes) {
+    FloatLanes lanes[std::size_t{C::block_values / kLanes}];
+    codec.load_block(source, lanes);
+    write_lanes(lanes, values + at);
+  }
+}
+template <LaneBlockCodec C>
+void encode_blocks(const C& codec, const float* values, std::byte* destination, std::int64_t count) {
+  for (std::int64_t at = 0; at < count; at += C::block_values, destination += C::block_bytes) {
+    FloatLanes lanes[std::size_t{C::block_values / kLanes}];
+    read_lanes(values + at, lanes);
+    codec.store_block(lanes, destination);
   }
 }
 
@@ -201,15 +212,15 @@ struct Q8_0Codec {
   static constexpr std::int32_t block_bytes = 34;
 
   static void decode(const std::byte* source, float* values, std::int64_t count) {
-    for (std::int64_t done = 0; done < count; done += block_values, source += block_bytes) {
-      detail::get_q8_0_values(source + sizeof(Float16), detail::scale_of_block(source), values + done);
-    }
+    detail::decode_blocks(Q8_0Codec{}, source, values, count);
   }
   static void encode(const float* values, std::byte* destination, std::int64_t count) {
-    for (std::int64_t done = 0; done < count; done += block_values, destination += block_bytes) {
-      detail::encode_q8_0(values + done, destination);
-    }
+    detail::encode_blocks(Q8_0Codec{}, values, destination, count);
   }
+  static void load_block(const std::byte* source, FloatLanes* lanes) {
+    detail::get_q8_0_values(source + sizeof(Float16), detail::scale_of_block(source), lanes);
+  }
+  static void store_block(const FloatLanes* lanes, std::byte* destination) { detail::encode_q8_0(lanes, destination); }
 };
 
 struct Q4_0Codec {
@@ -218,15 +229,17 @@ struct Q4_0Codec {
   static constexpr std::int32_t block_bytes = 18;
 
   static void decode(const std::byte* source, float* values, std::int64_t count) {
-    for (std::int64_t done = 0; done < count; done += block_values, source += block_bytes) {
-      detail::get_q4_0_values(source + sizeof(Float16), detail::scale_of_block(source), values + done);
-    }
+    detail::decode_blocks(Q4_0Codec{}, source, values, count);
   }
   static void encode(const float* values, std::byte* destination, std::int64_t count) {
-    for (std::int64_t done = 0; done < count; done += block_values, destination += block_bytes) {
-      detail::encode_q4_0(values + done, destination);
-    }
+    detail::encode_blocks(Q4_0Codec{}, values, destination, count);
   }
+  static void load_block(const std::byte* source, FloatLanes* lanes) {
+    detail::get_q4_0_values(source + sizeof(Float16), detail::scale_of_block(source), lanes);
+  }
+  static void store_block(const FloatLanes* lanes, std::byte* destination) { detail::encode_q4_0(lanes, destination); }
 };
+
+static_assert(LaneBlockCodec<Q8_0Codec> && LaneBlockCodec<Q4_0Codec>);
 
 }  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

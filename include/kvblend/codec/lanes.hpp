@@ -37,6 +37,7 @@ using FloatLanes = float __attribute__((vector_size(kLanes * 4)));
 using Int32Lanes = std::int32_t __attribute__((vector_size(kLanes * 4)));
 using UInt32Lanes = std::uint32_t __attribute__((vector_size(kLanes * 4)));
 using UInt16Lanes = std::uint16_t __attribute__((vector_size(kLanes * 2)));
+using Int16Lanes = std::int16_t __attribute__((vector_size(kLanes * 2)));
 using UInt8Lanes = std::uint8_t __attribute__((vector_size(kLanes)));
 
 // A codec of single values that turns kLanes of them at a time:
@@ -48,6 +49,16 @@ concept LaneCodec = RunCodec<C> &&(C::block_values == 1) &&
                     requires(const C codec, const std::byte* source, std::byte* destination, FloatLanes& lanes) {
   { codec.load(source, lanes) } -> std::same_as<void>;
   { codec.store(lanes, destination) } -> std::same_as<void>;
+};
+
+// The same for a codec of blocks that whole lanes hold, one block at a time:
+//   load_block, store_block
+template <class C>
+concept LaneBlockCodec = RunCodec<C> &&(C::block_values % kLanes == 0) &&
+                         requires(const C codec, const std::byte* source, std::byte* destination,
+                                  const FloatLanes* block, FloatLanes* lanes) {
+  { codec.load_block(source, lanes) } -> std::same_as<void>;
+  { codec.store_block(block, destination) } -> std::same_as<void>;
 };
 
 namespace detail {

@@ -8,6 +8,7 @@
 #include <kvblend/codec/lanes.hpp>
 #include <kvblend/rope/rotate.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -40,40 +41,65 @@ void join_neighbours(const FloatLanes& even, const FloatLanes& odd, FloatLanes& 
 #endif
 }
 
+template <class C>
+concept LanesOrBlocks = LaneCodec<C> || LaneBlockCodec<C>;
+
+// Whole lanes, or blocks, from and to memory.
+template <LanesOrBlocks C, std::size_t count>
+void load_all(const C& codec, const std::byte* source, FloatLanes (&lanes)[count]) {
+  constexpr std::size_t kStep = (std::max)(C::block_values / kLanes, 1);
+  for (std::size_t j = 0; j < count; j += kStep) {
+    const std::byte* const at = source + bytes_of<C>(static_cast<std::int64_t>(j) * kLanes);
+    if constexpr (LaneBlockCodec<C>) {
+      codec.load_block(at, lanes + j);
+    } else {
+      codec.load(at, lanes[j]);
+    }
+  }
+}
+template <LanesOrBlocks C, std::size_t count>
+void store_all(const C& codec, const FloatLanes (&lanes)[count], std::byte* destination) {
+  constexpr std::size_t kStep = (std::max)(C::block_values / kLanes, 1);
+  for (std::size_t j = 0; j < count; j += kStep) {
+    std::byte* const at = destination + bytes_of<C>(static_cast<std::int64_t>(j) * kLanes);
+    if constexpr (LaneBlockCodec<C>) {
+      codec.store_block(lanes + j, at);
+    } else {
+      codec.store(lanes[j], at);
+    }
+  }
+}
+
+// Values that pass through the registers at a time.
+template <LanesOrBlocks From, LanesOrBlocks To>
+inline constexpr std::int32_t kValuesAtOnce = (std::max)({kLanes, std::int32_t{From::block_values},
+                                                          std::int32_t{To::block_values}});
+
 }  // namespace detail
 
-// PortableRotation, but that values never leave the registers between decoding and encoding where both codecs are of
-// single values. Blocks pass through a buffer; what is left over goes through the plain loops.
+// PortableRotation, but that values never leave the registers between decoding and encoding where both codecs can turn
+// lanes or blocks of them. What is left over goes through the plain loops.
 struct LaneRotation : PortableRotation {
   template <RunCodec From, RunCodec To>
   static void halves(const From& from, const To& to, const float* cosines, const float* sines, std::int32_t pairs,
                      const std::byte* in_a, const std::byte* in_b, std::byte* out_a, std::byte* out_b) {
     std::int32_t at = 0;
-    if constexpr (LaneCodec<From> && LaneCodec<To>) {
-      for (; at + kLanes <= pairs; at += kLanes) {
-        FloatLanes a, b, cosine, sine;
-        from.load(in_a + bytes_of<From>(at), a);
-        from.load(in_b + bytes_of<From>(at), b);
-        detail::read_lanes(cosines + at, cosine);
-        detail::read_lanes(sines + at, sine);
-        const FloatLanes x = a * cosine - b * sine;
-        const FloatLanes y = b * cosine + a * sine;
-        to.store(x, out_a + bytes_of<To>(at));
-        to.store(y, out_b + bytes_of<To>(at));
-      }
-    }
-    if constexpr (!LaneCodec<From> || !LaneCodec<To>) {
-      constexpr std::int32_t kStep = kPairsAtOnce<From, To>;
-      alignas(64) float a[std::size_t{kStep}];
-      alignas(64) float b[std::size_t{kStep}];
-      for (; at + kStep <= pairs; at += kStep) {  // a count that compilers know
-        from.decode(in_a + bytes_of<From>(at), a, kStep);
-        from.decode(in_b + bytes_of<From>(at), b, kStep);
-        auto* const floats_a = reinterpret_cast<std::byte*>(a);
-        auto* const floats_b = reinterpret_cast<std::byte*>(b);
-        halves(F32Codec{}, F32Codec{}, cosines + at, sines + at, kStep, floats_a, floats_b, floats_a, floats_b);
-        to.encode(a, out_a + bytes_of<To>(at), kStep);
-        to.encode(b, out_b + bytes_of<To>(at), kStep);
+    if constexpr (detail::LanesOrBlocks<From> && detail::LanesOrBlocks<To>) {
+      constexpr std::int32_t kStep = detail::kValuesAtOnce<From, To>;
+      for (; at + kStep <= pairs; at += kStep) {
+        FloatLanes a[std::size_t{kStep / kLanes}], b[std::size_t{kStep / kLanes}];
+        detail::load_all(from, in_a + bytes_of<From>(at), a);
+        detail::load_all(from, in_b + bytes_of<From>(at), b);
+        for (std::int32_t j = 0; j < kStep / kLanes; ++j) {
+          FloatLanes cosine, sine;
+          detail::read_lanes(cosines + at + j * kLanes, cosine);
+          detail::read_lanes(sines + at + j * kLanes, sine);
+          const FloatLanes x = a[j] * cosine - b[j] * sine;
+          b[j] = b[j] * cosine + a[j] * sine;
+          a[j] = x;
+        }
+        detail::store_all(to, a, out_a + bytes_of<To>(at));
+        detail::store_all(to, b, out_b + bytes_of<To>(at));
       }
     }
     if (at == pairs) return;
@@ -85,30 +111,22 @@ struct LaneRotation : PortableRotation {
   static void neighbours(const From& from, const To& to, const float* cosines, const float* sines, std::int32_t pairs,
                          const std::byte* in, std::byte* out) {
     std::int32_t at = 0;
-    if constexpr (LaneCodec<From> && LaneCodec<To>) {
+    if constexpr (detail::LanesOrBlocks<From> && detail::LanesOrBlocks<To>) {
       constexpr std::make_integer_sequence<std::int32_t, kLanes> kEach{};
-      for (; at + kLanes <= pairs; at += kLanes) {
-        FloatLanes low, high, a, b, cosine, sine;
-        from.load(in + bytes_of<From>(2 * at), low);
-        from.load(in + bytes_of<From>(2 * at + kLanes), high);
-        detail::split_neighbours(low, high, a, b, kEach);
-        detail::read_lanes(cosines + at, cosine);
-        detail::read_lanes(sines + at, sine);
-        const FloatLanes x = a * cosine - b * sine;
-        const FloatLanes y = b * cosine + a * sine;
-        detail::join_neighbours(x, y, low, high, kEach);
-        to.store(low, out + bytes_of<To>(2 * at));
-        to.store(high, out + bytes_of<To>(2 * at + kLanes));
-      }
-    }
-    if constexpr (!LaneCodec<From> || !LaneCodec<To>) {
-      constexpr std::int32_t kStep = kPairsAtOnce<From, To>;
-      alignas(64) float values[2 * std::size_t{kStep}];
-      for (; at + kStep <= pairs; at += kStep) {
-        from.decode(in + bytes_of<From>(2 * at), values, 2 * kStep);
-        auto* const floats = reinterpret_cast<std::byte*>(values);
-        neighbours(F32Codec{}, F32Codec{}, cosines + at, sines + at, kStep, floats, floats);
-        to.encode(values, out + bytes_of<To>(2 * at), 2 * kStep);
+      constexpr std::int32_t kStep = (std::max)(detail::kValuesAtOnce<From, To>, 2 * kLanes);
+      for (; 2 * at + kStep <= 2 * pairs; at += kStep / 2) {
+        FloatLanes values[std::size_t{kStep / kLanes}];
+        detail::load_all(from, in + bytes_of<From>(2 * at), values);
+        for (std::int32_t j = 0; j < kStep / kLanes; j += 2) {
+          FloatLanes a, b, cosine, sine;
+          detail::split_neighbours(values[j], values[j + 1], a, b, kEach);
+          detail::read_lanes(cosines + at + j / 2 * kLanes, cosine);
+          detail::read_lanes(sines + at + j / 2 * kLanes, sine);
+          const FloatLanes x = a * cosine - b * sine;
+          const FloatLanes y = b * cosine + a * sine;
+          detail::join_neighbours(x, y, values[j], values[j + 1], kEach);
+        }
+        detail::store_all(to, values, out + bytes_of<To>(2 * at));
       }
     }
     if (at == pairs) return;
