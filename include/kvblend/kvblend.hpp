@@ -9,6 +9,7 @@
 #include <kvblend/core/status.hpp>
 #include <kvblend/core/types.hpp>
 #include <kvblend/fuse/blend.hpp>
+#include <kvblend/fuse/pass_blend.hpp>
 #include <kvblend/memory/engines.hpp>
 #include <kvblend/memory/layouts.hpp>
 #include <kvblend/plan/calibration.hpp>

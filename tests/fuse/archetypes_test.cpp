@@ -4,10 +4,12 @@
 #include <kvblend/codec/floats.hpp>
 #include <kvblend/eigen/backend.hpp>
 #include <kvblend/fuse/blend.hpp>
+#include <kvblend/fuse/pass_blend.hpp>
 #include <kvblend/memory/layouts.hpp>
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -82,6 +84,72 @@ struct HostArchetype : Fixed {
                     kValueDim);
   }
   Status attend(std::int32_t, std::span<const Row>, std::span<const ActiveIndex>) { return {}; }
+  Status commit(std::int32_t rows) {
+    committed = rows;
+    return {};
+  }
+  void abort() {}
+};
+
+// The same fresh keys and values, computed over all layers at once or over one. Staging memory is the cache.
+struct PassHostArchetype : Fixed {
+  PassHostArchetype(int i, bool ranges) : Fixed(i), one_by_one(ranges) {}
+  RopeSpec spec = small_rope();
+  std::array<std::vector<float>, kLayers> key_memory, value_memory;
+  std::array<std::vector<float>, kLayers> fresh_key_memory, fresh_value_memory;
+  std::vector<std::size_t> ran;
+  std::vector<int> layers_ran;
+  int committed = -1;
+  bool one_by_one;
+
+  std::int32_t layers() { return kLayers; }
+  const RopeSpec& rope(std::int32_t) { return spec; }
+  Status begin(const Prompt& prompt) {
+    for (auto& memory : key_memory) memory.assign(static_cast<std::size_t>(prompt.rows() * kKeyDim), -1.0f);
+    for (auto& memory : value_memory) memory.assign(static_cast<std::size_t>(prompt.rows() * kValueDim), -1.0f);
+    return {};
+  }
+  Status score(std::int32_t layer, std::span<const Row> rows) {
+    for (std::int32_t l = 0; l <= layer; ++l) {
+      const auto at = static_cast<std::size_t>(l);
+      for (const Row row : rows) {
+        const auto value = static_cast<float>(100 * l + row.value);
+        fresh_key_memory[at].insert(fresh_key_memory[at].end(), kKeyDim, value);
+        fresh_value_memory[at].insert(fresh_value_memory[at].end(), kValueDim, value);
+      }
+    }
+    return {};
+  }
+  auto fresh_keys(std::int32_t layer) {
+    return plane_of(std::as_bytes(std::span(fresh_key_memory[static_cast<std::size_t>(layer)])).data(), kRows, kKeyDim);
+  }
+  auto fresh_values(std::int32_t layer) {
+    return plane_of(std::as_bytes(std::span(fresh_value_memory[static_cast<std::size_t>(layer)])).data(), kRows,
+                    kValueDim);
+  }
+  auto keys(std::int32_t layer) {
+    return plane_of(std::as_writable_bytes(std::span(key_memory[static_cast<std::size_t>(layer)])).data(), kRows,
+                    kKeyDim);
+  }
+  auto values(std::int32_t layer) {
+    return plane_of(std::as_writable_bytes(std::span(value_memory[static_cast<std::size_t>(layer)])).data(), kRows,
+                    kValueDim);
+  }
+  Status load() { return {}; }
+  Status compute(LayerRange range, std::span<const Row> rows, std::span<const Row>) {
+    ran.push_back(rows.size());
+    layers_ran.push_back(range.size());
+    for (std::int32_t l = range.first; l < range.end; ++l) {
+      const auto at = static_cast<std::size_t>(l);
+      for (const Row row : rows) {
+        const auto value = static_cast<float>(100 * l + row.value);
+        std::fill_n(key_memory[at].begin() + row.value * kKeyDim, kKeyDim, value);
+        std::fill_n(value_memory[at].begin() + row.value * kValueDim, kValueDim, value);
+      }
+    }
+    return {};
+  }
+  bool runs_ranges() const { return one_by_one; }
   Status commit(std::int32_t rows) {
     committed = rows;
     return {};
@@ -191,20 +259,44 @@ struct AnglesArchetype {
 };
 
 static_assert(LayerwiseHost<HostArchetype> && !AttentionReportingHost<HostArchetype> && KvSource<SourceArchetype>);
+static_assert(ScoringPassHost<PassHostArchetype> && !LayerwiseHost<PassHostArchetype> && !PassHost<HostArchetype>);
 static_assert(Score<ScoreArchetype> && !ValidatedScore<ScoreArchetype> && Budget<BudgetArchetype>);
 static_assert(Executor<ExecutorArchetype> && AngleRule<AnglesArchetype>);
 
 // [two fresh][the chunk's four rows, from position 4 on][one fresh]
+struct SevenRows {
+  std::vector<TokenId> fresh = {1, 2}, cached = {3, 4, 5, 6}, question = {7};
+  ChunkInfo chunk;
+  std::vector<Segment> segments;
+  Result<Prompt> prompt = Prompt();
+  std::vector<Row> outputs = {Row(6)};
+
+  SevenRows() {
+    chunk.tokens = cached;
+    chunk.first_position = Position(1);
+    segments = {fresh_segment(fresh), cached_segment(chunk, Position(4)), fresh_segment(question)};
+    prompt = Prompt::make(segments, Position(100));
+    REQUIRE(prompt.ok());
+  }
+  SevenRows(const SevenRows&) = delete;
+  SevenRows& operator=(const SevenRows&) = delete;
+};
+
+// Reused rows as placed: three positions on, pair (0, 1) turned.
+void check_placed(const std::vector<float>& keys, const std::vector<float>& values, int row) {
+  const auto at = static_cast<std::size_t>(row + 2);
+  CHECK(keys[at * kKeyDim] == doctest::Approx(row * std::cos(1.5)));
+  CHECK(keys[at * kKeyDim + 1] == doctest::Approx(row * std::sin(1.5)));
+  CHECK(keys[at * kKeyDim + 2] == static_cast<float>(row));
+  CHECK(keys[at * kKeyDim + 3] == static_cast<float>(row));
+  for (std::size_t d = 0; d < kValueDim; ++d) CHECK(values[at * kValueDim + d] == static_cast<float>(row));
+}
+
 template <class Angles, class Backend>
 void blend_archetypes(const Backend& backend) {
-  const std::vector<TokenId> fresh = {1, 2}, cached = {3, 4, 5, 6}, question = {7};
-  ChunkInfo chunk;
-  chunk.tokens = cached;
-  chunk.first_position = Position(1);
-  std::vector<Segment> segments = {fresh_segment(fresh), cached_segment(chunk, Position(4)), fresh_segment(question)};
-  const Result<Prompt> prompt = Prompt::make(segments, Position(100));
-  REQUIRE(prompt.ok());
-  const std::vector<Row> outputs = {Row(6)};
+  const SevenRows scene;
+  const Result<Prompt>& prompt = scene.prompt;
+  const std::vector<Row>& outputs = scene.outputs;
 
   using Selector = DeviationSelector<ScoreArchetype, BudgetArchetype>;
   LayerwiseFusor<Selector, Backend, Angles> fusor(Selector(ScoreArchetype(0), BudgetArchetype(0)), backend);
@@ -219,21 +311,33 @@ void blend_archetypes(const Backend& backend) {
     CHECK(host.value_memory[1][row * kValueDim + 5] == 100.0f + static_cast<float>(row));
   }
 
-  // Without a choice only the fresh rows run, and the reused ones are placed: three positions on, pair (0, 1) turned.
+  // Without a choice only the fresh rows run, and the reused ones are placed.
   using Reuse = DeviationSelector<ScoreArchetype, NoRows>;
   LayerwiseFusor<Reuse, Backend, Angles> reuse(Reuse(ScoreArchetype(0)), backend);
   REQUIRE(blend(host, source, reuse, prompt.value, outputs, memory).ok());
-  for (int row = 0; row < 4; ++row) {
-    const auto at = static_cast<std::size_t>(row + 2);
-    const std::vector<float>& keys = host.key_memory[1];
-    CHECK(keys[at * kKeyDim] == doctest::Approx(row * std::cos(1.5)));
-    CHECK(keys[at * kKeyDim + 1] == doctest::Approx(row * std::sin(1.5)));
-    CHECK(keys[at * kKeyDim + 2] == static_cast<float>(row));
-    CHECK(keys[at * kKeyDim + 3] == static_cast<float>(row));
-    for (std::size_t d = 0; d < kValueDim; ++d) {
-      CHECK(host.value_memory[1][at * kValueDim + d] == static_cast<float>(row));
-    }
+  for (int row = 0; row < 4; ++row) check_placed(host.key_memory[1], host.value_memory[1], row);
+}
+
+template <class Angles, class Backend>
+void blend_pass_archetypes(const Backend& backend, bool ranges) {
+  const SevenRows scene;
+  // Scores come from layer 0, so that layer 1 shows what was chosen: value deviations are 2 at every row, and the
+  // lowest row wins.
+  using Selector = DeviationSelector<ScoreArchetype, BudgetArchetype>;
+  LayerwiseFusor<Selector, Backend, Angles> fusor(Selector(ScoreArchetype(0), BudgetArchetype(0), 0), backend);
+  PassHostArchetype host(0, ranges);
+  SourceArchetype source(0);
+  std::vector<std::byte> memory(fusor.workspace_bytes(scene.prompt.value, kKeyDim));
+  REQUIRE(blend(host, source, fusor, scene.prompt.value, scene.outputs, memory).ok());
+  CHECK(host.committed == 7);
+  CHECK(host.ran == std::vector<std::size_t>{4});
+  CHECK(host.layers_ran == std::vector<int>{2});
+  CHECK(fusor.report().rows_selected == 1);
+  for (const int row : {0, 1, 2, 6}) {
+    CHECK(host.value_memory[1][static_cast<std::size_t>(row) * kValueDim + 5] == 100.0f + static_cast<float>(row));
   }
+  for (const int row : {1, 2, 3}) check_placed(host.key_memory[1], host.value_memory[1], row);
+  for (std::size_t row = 0; row < 7; ++row) CHECK(host.key_memory[0][row * kKeyDim] == static_cast<float>(row));
 }
 
 }  // namespace
@@ -242,4 +346,12 @@ TEST_CASE("a blend is made from archetypes, with values of another head_dim than
   blend_archetypes<ExactAngles>(BackendArchetype(0));
   blend_archetypes<AnglesArchetype>(BackendArchetype(0));
   blend_archetypes<EngineAngles>(EigenBackend<ExecutorArchetype>(ExecutorArchetype(0)));
+}
+
+TEST_CASE("a blend by passes is made from archetypes") {
+  for (const bool ranges : {false, true}) {
+    blend_pass_archetypes<ExactAngles>(BackendArchetype(0), ranges);
+    blend_pass_archetypes<AnglesArchetype>(BackendArchetype(0), ranges);
+    blend_pass_archetypes<EngineAngles>(EigenBackend<ExecutorArchetype>(ExecutorArchetype(0)), ranges);
+  }
 }

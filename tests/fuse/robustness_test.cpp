@@ -6,6 +6,7 @@
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // g++ sees only one half of the operators replaced below
 #endif
 #include "scene.hpp"
+#include "tiny_pass_host.hpp"
 
 #include <doctest/doctest.h>
 
@@ -62,6 +63,8 @@ struct Four {
 };
 
 }  // namespace
+
+long allocations_so_far() { return allocations; }
 
 // Counts every allocation of the program, so that a step that allocates is seen.
 void* operator new(std::size_t size) {

@@ -43,6 +43,8 @@ class ActiveRows {
   void keep_outputs();
   // What was kept is the active set now.
   void narrow();
+  // The active set keeps its mandatory rows and, of the others, those that are among the picked candidates.
+  void narrow_to(std::span<const ActiveIndex> picked);
 
  private:
   [[nodiscard]] bool is_mandatory(Row row) const { return space_.mandatory[static_cast<std::size_t>(row.value)] != 0; }
@@ -158,6 +160,20 @@ inline void ActiveRows::keep_outputs() {
 inline void ActiveRows::narrow() {
   for (std::size_t i = 0; i < kept_.size(); ++i) active_[i] = active_[static_cast<std::size_t>(kept_[i].value)];
   active_ = active_.first(kept_.size());
+}
+
+inline void ActiveRows::narrow_to(std::span<const ActiveIndex> picked) {
+  std::size_t count = 0;
+  std::size_t next = 0;
+  const auto candidate = [this, picked](std::size_t i) {
+    return space_.candidate_rows[static_cast<std::size_t>(picked[i].value)];
+  };
+  for (const Row row : active_) {
+    while (next < picked.size() && candidate(next) < row) ++next;
+    const bool chosen = next < picked.size() && candidate(next) == row;
+    if (chosen || is_mandatory(row)) active_[count++] = row;
+  }
+  active_ = active_.first(count);
 }
 
 inline std::int32_t ActiveRows::kept_reused() const {

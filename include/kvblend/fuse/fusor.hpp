@@ -9,13 +9,13 @@
 #include <kvblend/fuse/active_rows.hpp>
 #include <kvblend/fuse/backend.hpp>
 #include <kvblend/fuse/host.hpp>
+#include <kvblend/fuse/placed_runs.hpp>
 #include <kvblend/fuse/portable_backend.hpp>
 #include <kvblend/fuse/stopwatch.hpp>
 #include <kvblend/fuse/workspace.hpp>
 #include <kvblend/prompt/prompt.hpp>
 #include <kvblend/rope/angles.hpp>
 #include <kvblend/rope/can_shift.hpp>
-#include <kvblend/rope/rotate.hpp>
 #include <kvblend/select/selector.hpp>
 
 #include <algorithm>
@@ -83,8 +83,10 @@ class LayerwiseFusor {
   // write at this layer are left out. Keys go from the source's spec at their old positions to `spec` at the new ones.
   // Errors: the source's own; a stored spec that cannot be moved to `spec`; planes whose heads, head_dim or rows do not
   // fit; stored frequencies that differ, in a workspace with tables per run. Nothing of the layer is written then.
+  // `all_rows`: leave none out.
   template <KvSource Source, WritablePlane Keys, WritablePlane Values>
-  Status place(std::int32_t layer, const RopeSpec& spec, Source& source, const Keys& keys, const Values& values);
+  Status place(std::int32_t layer, const RopeSpec& spec, Source& source, const Keys& keys, const Values& values,
+               bool all_rows = false);
 
   // Scores and selects if this layer is where the selector looks, then writes the fresh rows of all active tokens, also
   // of those that go no further: fresh KV is never worse than reused. fresh_* are planes over ActiveIndex.
@@ -94,6 +96,21 @@ class LayerwiseFusor {
               const Values& values);
 
   void narrow() { rows_.narrow(); }
+
+  // For engines that run many layers in one pass (pass_blend.hpp), which place all layers first and fuse only the early
+  // ones that scores come from.
+  //   scored_layer()      the layer up to which they must be fused; -1: none, active() is what runs
+  //   narrows()           whether fewer rows are kept at some later layer
+  //   narrow_at(layer)    narrows active() to those rows that the budget keeps at `layer`, by the scores of the first
+  //                       choice
+  //   count_pass(layers)  the active rows ran that many layers
+  [[nodiscard]] std::int32_t scored_layer() const {
+    return chooses_ && Selector::timing == ScoreTiming::during_pass ? selector_.first_layer() : -1;
+  }
+  [[nodiscard]] bool narrows() const;
+  Status narrow_at(std::int32_t layer);
+  void count_pass(std::int32_t layers);
+  [[nodiscard]] const Selector& selector() const { return selector_; }
 
   // Probe pass: attention paid to each row, which the engine adds to; only rows active()[kept()[i]] with
   // i ≥ first_probe_row() count, those behind the last reused row.
@@ -107,12 +124,6 @@ class LayerwiseFusor {
   template <class FreshKeys, class FreshValues, class Keys, class Values>
   Status choose_among_active(std::int32_t layer, const FreshKeys& fresh_keys, const FreshValues& fresh_values,
                              const Keys& keys, const Values& values);
-  void list_runs();
-  template <class Source>
-  Status refresh_tables(std::int32_t layer, const RopeSpec& spec, Source& source);
-  template <class Source>
-  bool tables_hold(std::int32_t layer, const RopeSpec& spec, Source& source) const;
-
   // Choices during the pass; what is known before or by a probe was chosen at the start.
   [[nodiscard]] bool chooses_at(std::int32_t layer) const {
     const bool at_start = Selector::timing != ScoreTiming::during_pass && layer == 0;
@@ -133,12 +144,10 @@ class LayerwiseFusor {
   Shape shape_;
   FusorWorkspace space_;
   ActiveRows rows_;
-  std::span<PlacedRun> runs_;
+  PlacedRuns<Angles> runs_;
   std::span<const ActiveIndex> picked_;  // into rows_.candidates()
   bool probing_ = false;
-  bool chooses_ = false;           // there is something to choose from, and a budget to choose with
-  std::int32_t table_layer_ = -1;  // whose ropes the tables were made from; -1: there are none
-  RopeSpec table_spec_;            // the host's then
+  bool chooses_ = false;  // there is something to choose from, and a budget to choose with
   FusorReport report_;
 };
 
@@ -159,10 +168,9 @@ Status LayerwiseFusor<Selector, Backend, Angles>::begin(const Prompt& prompt, Sh
   prompt_ = &prompt;
   shape_ = shape;
   space_ = space.value;
-  list_runs();
+  runs_.begin(prompt, space_);
   picked_ = {};
   probing_ = false;
-  table_layer_ = -1;
   report_ = {};
   KVBLEND_RETURN_IF_ERROR(rows_.begin(prompt, outputs, space_));
 
@@ -206,71 +214,10 @@ Status LayerwiseFusor<Selector, Backend, Angles>::choose_after_probe() {
   return {};
 }
 
-// Whether the tables were made from the same frequencies, stored and wanted.
-template <class Selector, class Backend, AngleRule Angles>
-template <class Source>
-bool LayerwiseFusor<Selector, Backend, Angles>::tables_hold(std::int32_t layer, const RopeSpec& spec,
-                                                            Source& source) const {
-  if (table_layer_ < 0 || !(spec == table_spec_)) return false;
-  for (const PlacedRun& placed : runs_) {
-    if (!same_frequencies(source.rope(placed.segment, layer), source.rope(placed.segment, table_layer_))) return false;
-  }
-  return true;
-}
-
-// Tables serve every layer with the same ropes; layers without rope turn nothing and leave them as they are.
-template <class Selector, class Backend, AngleRule Angles>
-template <class Source>
-Status LayerwiseFusor<Selector, Backend, Angles>::refresh_tables(std::int32_t layer, const RopeSpec& spec,
-                                                                 Source& source) {
-  const bool turns = spec.rotary_dim != 0;
-  if (turns && !tables_hold(layer, spec, source)) {
-    table_layer_ = -1;
-    std::int64_t needed = 0;
-    for (const PlacedRun& placed : runs_) {
-      needed += RotationTable::size<Angles>(source.rope(placed.segment, layer), spec, placed.run);
-    }
-    std::span<float> storage = space_.table_values;
-    if (needed > static_cast<std::int64_t>(storage.size())) {
-      return Status::error(StatusCode::insufficient_space,
-                           "rotation tables need %lld floats, have %zu: chunks stored by other frequencies take "
-                           "RopeTables::per_row",
-                           static_cast<long long>(needed), storage.size())
-          .at("workspace");
-    }
-    for (std::size_t i = 0; i < runs_.size(); ++i) {
-      const RopeSpec& stored = source.rope(runs_[i].segment, layer);
-      Result<RotationTable> table = RotationTable::make<Angles>(stored, spec, runs_[i].run, storage);
-      KVBLEND_RETURN_IF_ERROR(table.status);
-      space_.tables[i] = table.value;
-      storage = storage.subspan(static_cast<std::size_t>(RotationTable::size<Angles>(stored, spec, runs_[i].run)));
-    }
-    table_layer_ = layer;
-    table_spec_ = spec;
-  }
-  for (std::size_t i = 0; i < runs_.size(); ++i) runs_[i].table = turns ? space_.tables[i] : RotationTable{};
-  return {};
-}
-
-// The cached segments that have rows.
-template <class Selector, class Backend, AngleRule Angles>
-void LayerwiseFusor<Selector, Backend, Angles>::list_runs() {
-  std::size_t count = 0;
-  for (std::size_t i = 0; i < prompt_->segments().size(); ++i) {
-    const Segment& segment = prompt_->segments()[i];
-    if (segment.kind != SegmentKind::cached || segment.size() == 0) continue;
-    PlacedRun& placed = space_.runs[count++];
-    placed.segment = static_cast<std::int32_t>(i);
-    placed.run = {segment.first_row, segment.chunk_offset, segment.size(), segment.old_position(segment.first_row),
-                  segment.first_position};
-  }
-  runs_ = space_.runs.first(count);
-}
-
 template <class Selector, class Backend, AngleRule Angles>
 template <KvSource Source, WritablePlane Keys, WritablePlane Values>
 Status LayerwiseFusor<Selector, Backend, Angles>::place(std::int32_t layer, const RopeSpec& spec, Source& source,
-                                                        const Keys& keys, const Values& values) {
+                                                        const Keys& keys, const Values& values, bool all_rows) {
   using Stored = decltype(source.keys(0, layer));
   static_assert(BackendFor<Backend, Stored, Keys>, "kvblend: the back end cannot move stored rows into these planes");
   if (prompt_ == nullptr) return Status::error(StatusCode::invalid_argument, "was not called").at("begin");
@@ -286,19 +233,19 @@ Status LayerwiseFusor<Selector, Backend, Angles>::place(std::int32_t layer, cons
   KVBLEND_RETURN_IF_ERROR(check_shape(values, "cache values"));
   KVBLEND_RETURN_IF_ERROR(check_rows(keys, resident, prompt_->rows() - resident, "cache keys"));
   KVBLEND_RETURN_IF_ERROR(check_rows(values, resident, prompt_->rows() - resident, "cache values"));
-  for (const PlacedRun& placed : runs_) {
+  for (const PlacedRun& placed : runs_.all()) {
     if (Status status = check_segment(placed.segment, layer, spec, source, keys, values); !status.ok()) {
       return Status::error(status.code(), "%s: %s", status.where(), status.message())
           .at("segment %d, layer %d", placed.segment, layer);
     }
   }
-  KVBLEND_RETURN_IF_ERROR(refresh_tables(layer, spec, source));
+  KVBLEND_RETURN_IF_ERROR(runs_.refresh_tables(layer, spec, source));
   // Rows that run at this layer get fresh KV in fuse(); only a deviation wants to see what it replaces.
   std::fill(space_.computed.begin(), space_.computed.end(), std::uint8_t{0});
-  if (!chooses_at(layer)) {
+  if (!chooses_at(layer) && !all_rows) {
     for (const Row row : rows_.active()) space_.computed[static_cast<std::size_t>(row.value)] = 1;
   }
-  backend_.place(spec, runs_, StoredLayer<Source>{&source, layer}, keys, values, space_.computed);
+  backend_.place(spec, runs_.all(), StoredLayer<Source>{&source, layer}, keys, values, space_.computed);
   source.release(layer);
   return {};
 }
@@ -381,6 +328,36 @@ Status LayerwiseFusor<Selector, Backend, Angles>::choose_among_active(std::int32
     }
   }
   return choose(inputs);
+}
+
+template <class Selector, class Backend, AngleRule Angles>
+bool LayerwiseFusor<Selector, Backend, Angles>::narrows() const {
+  for (std::int32_t layer = selector_.first_layer() + 1; chooses_ && layer < shape_.layers; ++layer) {
+    if (selector_.chooses_at(layer)) return true;
+  }
+  return false;
+}
+
+// All candidates of the first choice are scored again: with fewer of them a score that weighs one kind of deviation
+// against another would weigh anew.
+template <class Selector, class Backend, AngleRule Angles>
+Status LayerwiseFusor<Selector, Backend, Angles>::narrow_at(std::int32_t layer) {
+  const std::size_t count = rows_.candidates().size();
+  ScoreInputs inputs{*prompt_, rows_.candidates(), {}, {}, {}, layer};
+  if constexpr (Selector::uses_keys) inputs.key_deviation = space_.key_deviation.first(count);
+  if constexpr (Selector::uses_values) inputs.value_deviation = space_.value_deviation.first(count);
+  KVBLEND_RETURN_IF_ERROR(choose(inputs));
+  rows_.narrow_to(picked_);
+  return {};
+}
+
+template <class Selector, class Backend, AngleRule Angles>
+void LayerwiseFusor<Selector, Backend, Angles>::count_pass(std::int32_t layers) {
+  report_.rows_computed += std::int64_t{layers} * static_cast<std::int64_t>(rows_.active().size());
+  // fuse() counted them if scores come from the last layer, and only outputs are active now.
+  if (scored_layer() == shape_.layers - 1) return;
+  rows_.keep_all();
+  report_.rows_selected = rows_.kept_reused();
 }
 
 }  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE
