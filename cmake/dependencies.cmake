@@ -1,14 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# llama.cpp as static libraries, for the examples only: it reads GGUF files and tokenises.
+# llama.cpp, for the examples only: it reads GGUF files, tokenises, and is the host of examples/llama_cpp.
 include("${CMAKE_CURRENT_LIST_DIR}/fetch.cmake")
 
-# Adds the targets llama, ggml and ggml-base. All settings are variables of this function, so that nothing outlives it;
-# llama.cpp's own options see them, since they give way to ordinary variables.
+# Adds the targets llama, ggml, ggml-base and ggml-cpu: those of the project around kvblend; else of an installed
+# llama.cpp, but only one that the user pointed to (llama_DIR, llama_ROOT, CMAKE_PREFIX_PATH), since what a chance one
+# computes and how it lays out its states differ; else of the pinned sources, as static libraries.
 function(kvblend_add_llama)
   if(TARGET llama)
     return()
   endif()
+  find_package(llama CONFIG QUIET GLOBAL NO_SYSTEM_ENVIRONMENT_PATH NO_CMAKE_PACKAGE_REGISTRY NO_CMAKE_SYSTEM_PATH
+               NO_CMAKE_SYSTEM_PACKAGE_REGISTRY)
+  if(llama_FOUND)
+    message(STATUS "kvblend: the examples use the llama.cpp of ${llama_DIR}")
+    foreach(target ggml ggml-base ggml-cpu)
+      if(NOT TARGET ${target} AND TARGET ggml::${target})
+        add_library(${target} ALIAS ggml::${target})
+      endif()
+    endforeach()
+    return()
+  endif()
+  kvblend_add_pinned_llama()
+endfunction()
+
+# All settings are variables of this function, so that nothing outlives it; llama.cpp's own options see them, since they
+# give way to ordinary variables.
+function(kvblend_add_pinned_llama)
   kvblend_fetch_llama("${PROJECT_BINARY_DIR}/deps" source error)
   if(error)
     message(FATAL_ERROR " kvblend's examples need llama.cpp: ${error} "
@@ -28,7 +46,7 @@ function(kvblend_add_llama)
   set(GGML_BLAS OFF)
   set(GGML_CUDA OFF)
   set(GGML_METAL OFF)
-  set(GGML_LLAMAFILE OFF)
+  set(GGML_LLAMAFILE ON) # its kernels for prompts are part of the engine as released
   set(GGML_CCACHE OFF) # it would set a launcher for the whole build
   set(GGML_NATIVE ${KVBLEND_EXAMPLES_NATIVE})
   foreach(extension SSE42 AVX AVX2 BMI2 FMA F16C)

@@ -153,7 +153,31 @@ function(kvblend_step_fetch_model error)
   set(${error} "${failure}" PARENT_SCOPE)
 endfunction()
 
-# All scripts configure alike, so that none rebuilds what another has built.
+# The two models for benchmarks and tests alone. Both are optional: a failure is said, and is no error.
+function(kvblend_step_fetch_qwen error)
+  set(${error} "" PARENT_SCOPE)
+  if(NOT EXISTS "${kvblend_build}/models/${kvblend_qwen_name}")
+    kvblend_say("Fetching the model Qwen2.5-Coder-0.5B-Instruct (478 MB)")
+  endif()
+  kvblend_fetch_qwen("${kvblend_build}/models" path failure)
+  if(failure)
+    kvblend_say("Going on without Qwen2.5-Coder: ${failure}")
+  endif()
+endfunction()
+
+function(kvblend_step_fetch_gemma error)
+  set(${error} "" PARENT_SCOPE)
+  if(NOT EXISTS "${kvblend_build}/models/${kvblend_gemma_name}")
+    kvblend_say("Fetching the model Gemma 3 270M (238 MB). Gemma is provided under and subject to the Gemma Terms of \
+Use found at ai.google.dev/gemma/terms")
+  endif()
+  kvblend_fetch_gemma("${kvblend_build}/models" path failure)
+  if(failure)
+    kvblend_say("Going on without Gemma 3: ${failure}")
+  endif()
+endfunction()
+
+# All scripts configure alike, so that none rebuilds what another has built; and with the pinned llama.cpp.
 function(kvblend_step_configure error)
   set(${error} "" PARENT_SCOPE)
   kvblend_say("Configuring in ${kvblend_build}")
@@ -165,7 +189,7 @@ function(kvblend_step_configure error)
     COMMAND
       "${CMAKE_COMMAND}" -S "${kvblend_source}" -B "${kvblend_build}" ${generator} -DCMAKE_BUILD_TYPE=Release
       -DKVBLEND_BUILD_TESTS=ON -DKVBLEND_BUILD_EXAMPLES=ON -DKVBLEND_BUILD_BENCH=ON -DKVBLEND_INSTALL=ON
-      -DKVBLEND_EXAMPLES_NATIVE=ON
+      -DKVBLEND_EXAMPLES_NATIVE=ON -DCMAKE_DISABLE_FIND_PACKAGE_llama=ON
     RESULT_VARIABLE status
     OUTPUT_VARIABLE output
     ERROR_VARIABLE output)
