@@ -3,9 +3,10 @@
 // LayerTime: runs one layer of a blend for given numbers of rows, which is how the planner's cost model is calibrated.
 #pragma once
 
+#include <rag/blender.hpp>
+
 #include <eigen_engine/engine.hpp>
 #include <eigen_engine/thread_pool.hpp>
-#include <kvblend/eigen.hpp>
 #include <kvblend/kvblend.hpp>
 #include <kvblend/store.hpp>
 
@@ -40,7 +41,6 @@ struct LayerTime {
     KVBLEND_RETURN_IF_ERROR(source.open(chunk->identity().model, prompt.value, sources, 1, {}));
 
     using Selector = DeviationSelector<RandomScore, CountBudget>;
-    using Backend = EigenBackend<eigen_engine::PoolExecutor>;
     LayerwiseFusor<Selector, Backend> fusor(Selector(RandomScore{}, CountBudget{rows - 1}),
                                             Backend(eigen_engine::PoolExecutor(pool)));
     std::vector<std::byte> workspace(fusor.workspace_bytes(prompt.value, engine.config().head_dim));

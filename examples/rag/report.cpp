@@ -54,8 +54,10 @@ void print_means(const Report& report) {
 }  // namespace
 
 void print_table(const Report& report) {
-  std::printf("\n%s, %d threads. TTFT in seconds, all-in; KL to full recompute in nats a token.\n\n",
+  std::printf("\n%s, %d threads. TTFT in seconds, all-in; KL to full recompute in nats a token.\n",
               report.model.c_str(), report.threads);
+  if (!report.note.empty()) std::printf("%s: %s\n", report.host.c_str(), report.note.c_str());
+  std::printf("\n");
   std::printf(
       "item mode    tokens recomputed   TTFT  speedup  load  shift score+select engine     KL  top-1  answer\n");
   double full_s = 0;
@@ -81,6 +83,8 @@ Status check_writable(const std::string& path) {
 Status write_json(const Report& report, const std::string& path) {
   nlohmann::ordered_json json;
   json["model"] = report.model;
+  json["host"] = report.host;
+  if (!report.note.empty()) json["note"] = report.note;
   json["threads"] = report.threads;
   json["tokens"] = report.tokens;
   for (const Run& run : report.runs) {

@@ -3,6 +3,8 @@
 // Selectors by name: the demo chooses one at run time, the library wants a type.
 #pragma once
 
+#include <rag/host.hpp>
+
 #include <kvblend/kvblend.hpp>
 
 #include <string>
@@ -24,17 +26,17 @@ inline kvblend::ScoreTiming timing_of(const std::string& name) {
   return with_score(name, [](auto score) { return decltype(score)::timing; });
 }
 
-// Calls body(selector) with that score and a flat or gradual budget of `ratio`.
+// Calls body(selector) with the selector that the selection names.
 template <class Body>
-auto with_selector(const std::string& name, const std::string& schedule, double ratio, Body&& body) {
-  return with_score(name, [&](auto score) {
+auto with_selector(const Selection& selection, Body&& body) {
+  return with_score(selection.selector, [&](auto score) {
     using Score = decltype(score);
-    if (schedule == "gradual") {
+    if (selection.schedule == "gradual") {
       kvblend::GradualBudget budget;
-      budget.ratio = ratio;
+      budget.ratio = selection.ratio;
       return body(kvblend::DeviationSelector<Score, kvblend::GradualBudget>(score, budget));
     }
-    return body(kvblend::DeviationSelector<Score, kvblend::RatioBudget>(score, kvblend::RatioBudget{ratio}));
+    return body(kvblend::DeviationSelector<Score, kvblend::RatioBudget>(score, kvblend::RatioBudget{selection.ratio}));
   });
 }
 

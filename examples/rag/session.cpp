@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <rag/session.hpp>
 
-#include <rag/layer_time.hpp>
 #include <rag/selectors.hpp>
-
-#include <eigen_engine/gguf_loader.hpp>
-#include <kvblend/eigen.hpp>
 
 #include <algorithm>
 #include <array>
@@ -19,12 +15,8 @@
 namespace rag {
 
 using namespace kvblend;
-using eigen_engine::Engine;
-using eigen_engine::Wanted;
 
 namespace {
-
-constexpr std::int32_t kStagingLayers = 4;  // layers the loader may be ahead
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -52,44 +44,16 @@ double divergence(const std::vector<float>& truth, const std::vector<float>& got
   return std::max(kl, 0.0);  // rounding may leave -1e-16
 }
 
-// XXH3 of a model file, so that a store tells models of one name apart.
-Result<std::string> fingerprint_of(const std::string& path) {
-  const Result<PosixFile> file = PosixFile::open_for_reading(path);
-  KVBLEND_RETURN_IF_ERROR(file.status);
-  const Result<std::int64_t> size = file.value.size();
-  KVBLEND_RETURN_IF_ERROR(size.status);
-  Xxh3Hash hash;
-  std::vector<std::byte> piece(std::size_t{1} << 20);
-  for (std::int64_t done = 0; done < size.value; done += static_cast<std::int64_t>(piece.size())) {
-    piece.resize(static_cast<std::size_t>(std::min(size.value - done, static_cast<std::int64_t>(piece.size()))));
-    KVBLEND_RETURN_IF_ERROR(file.value.read_at(done, piece));
-    hash.update(piece);
-  }
-  return to_hex(hash.finish());
-}
-
 }  // namespace
 
 std::vector<std::string> selector_names() {
   return {"key_value_deviation", "key_deviation", "value_deviation", "attention_mass", "first_k", "random"};
 }
 
-Result<std::unique_ptr<Session>> Session::open(const Options& options) {
-  auto model = eigen_engine::load_gguf(options.model.c_str());
-  if (!model.ok()) return model.status;
+Result<std::unique_ptr<Session>> Session::open(const Options& options, std::unique_ptr<Host> host) {
   auto tokenizer = eigen_engine::Tokenizer::load(options.model.c_str());
   if (!tokenizer.ok()) return tokenizer.status;
-  auto fingerprint = fingerprint_of(options.model);
-  if (!fingerprint.ok()) return fingerprint.status;
-  std::unique_ptr<Session> session(new Session(options, std::move(model.value), std::move(tokenizer.value)));
-
-  const eigen_engine::ModelConfig& config = session->model_.config();
-  session->identity_.name = options.model.substr(options.model.find_last_of('/') + 1);
-  session->identity_.fingerprint = std::move(fingerprint.value);
-  session->identity_.dtype = DType::f32;
-  session->identity_.layers = config.layers;
-  session->identity_.kv_heads = config.kv_heads;
-  session->identity_.head_dim = config.head_dim;
+  std::unique_ptr<Session> session(new Session(options, std::move(host), std::move(tokenizer.value)));
   if (options.store == "file") {
     auto tier = FileTier<>::open(options.store_directory);
     if (!tier.ok()) return tier.status;
@@ -130,9 +94,9 @@ Status Session::tokenize(const PromptFile& file, std::vector<TokenizedItem>& ite
     for (const auto& part : out.reusable) out.all.insert(out.all.end(), part.begin(), part.end());
     out.all.insert(out.all.end(), out.question.begin(), out.question.end());
     const auto needed = static_cast<std::int64_t>(out.all.size()) + options_.answer_tokens;
-    if (needed > model_.config().context) {
+    if (needed > host_->context()) {
       return Status::error(StatusCode::out_of_range, "needs %lld positions with its answer, the model has %d",
-                           static_cast<long long>(needed), model_.config().context)
+                           static_cast<long long>(needed), host_->context())
           .at("items[%zu]", items.size());
     }
     items.push_back(std::move(out));
@@ -140,32 +104,11 @@ Status Session::tokenize(const PromptFile& file, std::vector<TokenizedItem>& ite
   return {};
 }
 
-ChunkIdentity Session::identity_of(const std::vector<TokenId>& tokens) const {
-  ChunkIdentity identity;
-  identity.model = identity_;
-  for (std::int32_t layer = 0; layer < identity_.layers; ++layer) identity.add_layer_rope(model_.rope(layer));
-  identity.tokens = tokens;
-  return identity;
-}
-
-// Prefills a part alone, from position 0.
-Status Session::encode(const std::vector<TokenId>& tokens, ChunkHandle& out) {
-  engine_->clear();
-  KVBLEND_RETURN_IF_ERROR(engine_->prefill(tokens, Wanted::none));
-  auto chunk = Chunk::allocate(identity_of(tokens));
-  KVBLEND_RETURN_IF_ERROR(chunk.status);
-  for (std::int32_t layer = 0; layer < identity_.layers; ++layer) {
-    KVBLEND_RETURN_IF_ERROR(
-        import_rows<F32Codec>(chunk.value, layer, engine_->keys(layer), engine_->values(layer), 0, 0, engine_->rows()));
-  }
-  out = share(std::move(chunk.value));
-  return {};
-}
-
+// Prefills a part alone and keeps its KV.
 Status Session::store(const std::vector<TokenId>& tokens) {
-  ChunkHandle chunk;
-  KVBLEND_RETURN_IF_ERROR(encode(tokens, chunk));
-  return options_.store == "file" ? file_tier_.insert(*chunk) : memory_tier_.insert(std::move(chunk));
+  auto chunk = host_->encode(tokens);
+  KVBLEND_RETURN_IF_ERROR(chunk.status);
+  return options_.store == "file" ? file_tier_.insert(*chunk.value) : memory_tier_.insert(std::move(chunk.value));
 }
 
 Status Session::calibrate(const std::vector<TokenizedItem>& items) {
@@ -175,18 +118,22 @@ Status Session::calibrate(const std::vector<TokenizedItem>& items) {
   const auto& part = *std::max_element(longest.reusable.begin(), longest.reusable.end(), shorter);
   CalibrationOptions options;
   options.max_context = std::max(static_cast<std::int32_t>(longest.all.size()), 64);
-  ChunkHandle chunk;
-  KVBLEND_RETURN_IF_ERROR(encode(part, chunk));
-  const Result<CostFit> fit = kvblend::calibrate(LayerTime{*engine_, pool_, chunk}, options);
+  const Result<ChunkHandle> chunk = host_->encode(part);
+  KVBLEND_RETURN_IF_ERROR(chunk.status);
+  const auto layer_time = [&](std::int32_t rows, std::int32_t context) {
+    return host_->layer_time(chunk.value, rows, context);
+  };
+  const Result<CostFit> fit = kvblend::calibrate(layer_time, options);
   KVBLEND_RETURN_IF_ERROR(fit.status);
   cost_ = fit.value.model;
 
   if (options_.store == "file") {
-    auto reader = file_tier_.find(identity_of(part));
+    auto reader = file_tier_.find(host_->chunk_identity(part));
     KVBLEND_RETURN_IF_ERROR(reader.status);
     std::vector<std::byte> layer(static_cast<std::size_t>(layer_bytes(reader.value.identity())));
     const auto start = std::chrono::steady_clock::now();
-    for (std::int32_t i = 0; i < identity_.layers; ++i) KVBLEND_RETURN_IF_ERROR(reader.value.read_layer(i, layer));
+    const std::int32_t layers = host_->identity().layers;
+    for (std::int32_t i = 0; i < layers; ++i) KVBLEND_RETURN_IF_ERROR(reader.value.read_layer(i, layer));
     file_bandwidth_ = static_cast<double>(total_bytes(reader.value.identity())) / seconds_since(start);
   }
   return {};
@@ -195,29 +142,35 @@ Status Session::calibrate(const std::vector<TokenizedItem>& items) {
 Status Session::run(const PromptFile& file, Report& report) {
   std::vector<TokenizedItem> items;
   KVBLEND_RETURN_IF_ERROR(tokenize(file, items));
-  report.model = identity_.name;
+  report.model = host_->identity().name;
+  report.host = host_->name();
   report.threads = options_.threads;
   int parts = 0;
   for (const TokenizedItem& item : items) {
     report.tokens = std::max(report.tokens, static_cast<std::int32_t>(item.all.size()));
     parts += static_cast<int>(item.reusable.size());
   }
-  engine_ = std::make_unique<Engine>(model_, std::max(report.tokens, 64) + options_.answer_tokens, pool_);
+  KVBLEND_RETURN_IF_ERROR(host_->reserve(std::max(report.tokens, 64) + options_.answer_tokens));
+  if (!options_.ratio && !host_->can_plan()) options_.ratio = PlannerOptions().r_min;
+  KVBLEND_RETURN_IF_ERROR(host_->check({options_.selector, options_.schedule, options_.ratio.value_or(1)}));
 
-  Progress progress(parts + 1 + static_cast<int>(items.size()) * (4 * options_.repeats + 4));
+  Progress progress(parts + (options_.ratio ? 0 : 1) + static_cast<int>(items.size()) * (4 * options_.repeats + 4));
   for (std::size_t i = 0; i < items.size(); ++i) {
     for (std::size_t part = 0; part < items[i].reusable.size(); ++part) {
       progress.step("item " + std::to_string(i + 1) + ": storing part " + std::to_string(part + 1));
       KVBLEND_RETURN_IF_ERROR(store(items[i].reusable[part]));
     }
   }
-  progress.step("measuring the engine for the planner");
-  KVBLEND_RETURN_IF_ERROR(calibrate(items));
+  if (!options_.ratio) {
+    progress.step("measuring the engine for the planner");
+    KVBLEND_RETURN_IF_ERROR(calibrate(items));
+  }
   for (std::size_t i = 0; i < items.size(); ++i) {
     const std::size_t first = report.runs.size();
     KVBLEND_RETURN_IF_ERROR(run_item(items[i], progress, "item " + std::to_string(i + 1), report));
     for (std::size_t r = first; r < report.runs.size(); ++r) report.runs[r].item = static_cast<std::int32_t>(i + 1);
   }
+  report.note = host_->note();
   return {};
 }
 
@@ -251,7 +204,7 @@ Status Session::run_item(const TokenizedItem& item, Progress& progress, const st
     auto text = tokenizer_.detokenize(own.answer);
     KVBLEND_RETURN_IF_ERROR(text.status);
     run.answer = text.value;
-    KVBLEND_RETURN_IF_ERROR(engine_->truncate(run.tokens));
+    KVBLEND_RETURN_IF_ERROR(host_->truncate(run.tokens));
     KVBLEND_RETURN_IF_ERROR(judge(reference, first, run));
     report.runs.push_back(run);
   }
@@ -259,8 +212,8 @@ Status Session::run_item(const TokenizedItem& item, Progress& progress, const st
 }
 
 Status Session::run_mode(const TokenizedItem& item, Run& run, std::vector<float>& logits) {
-  logits.resize(static_cast<std::size_t>(model_.config().vocabulary));
-  engine_->clear();
+  logits.resize(static_cast<std::size_t>(host_->vocabulary()));
+  host_->clear();
   run.load_s = run.shift_s = run.score_s = run.select_s = run.merge_s = run.recompute_s = 0;
   run.selector = "none";
   const auto start = std::chrono::steady_clock::now();
@@ -283,8 +236,8 @@ Status Session::full_recompute(const TokenizedItem& item, Run& run, std::vector<
   const auto start = std::chrono::steady_clock::now();
   run.ratio = 1;
   run.rows_recomputed = static_cast<std::int32_t>(item.all.size() - item.question.size());
-  KVBLEND_RETURN_IF_ERROR(engine_->prefill(item.all));
-  KVBLEND_RETURN_IF_ERROR(engine_->logits(logits));
+  KVBLEND_RETURN_IF_ERROR(host_->prefill(item.all, Wanted::last));
+  KVBLEND_RETURN_IF_ERROR(host_->logits(logits));
   run.recompute_s = seconds_since(start);
   return {};
 }
@@ -309,7 +262,7 @@ Status Session::look_up(const TokenizedItem& item, std::size_t cached, Request& 
       request.sources.emplace_back();
       continue;
     }
-    const ChunkIdentity identity = identity_of(item.reusable[i]);
+    const ChunkIdentity identity = host_->chunk_identity(item.reusable[i]);
     if (options_.store == "file") {
       auto reader = file_tier_.find(identity);
       if (!reader.ok()) return reader.status;
@@ -328,45 +281,15 @@ Status Session::look_up(const TokenizedItem& item, std::size_t cached, Request& 
   }
   request.segments.push_back(fresh_segment(item.question));
   request.sources.emplace_back();
-  auto prompt = Prompt::make(request.segments, Position(model_.config().context - 1));
+  auto prompt = Prompt::make(request.segments, Position(host_->context() - 1));
   request.prompt = prompt.value;
   return prompt.status;
-}
-
-template <class Selector>
-Status Session::blend_with(const Selector& selector, Request& request, Run& run, std::vector<float>& logits) {
-  using Backend = EigenBackend<eigen_engine::PoolExecutor>;
-  const Prompt& prompt = request.prompt;
-  LayerwiseLoader<F32Codec> loader;
-  const std::int64_t staging = loader.staging_bytes(prompt, request.sources, kStagingLayers);
-  if (static_cast<std::int64_t>(staging_.size()) < staging) staging_.resize(static_cast<std::size_t>(staging));
-  KVBLEND_RETURN_IF_ERROR(loader.open(identity_, prompt, request.sources, kStagingLayers, staging_));
-  KVBLEND_RETURN_IF_ERROR(loader.start());
-
-  LayerwiseFusor<Selector, Backend> fusor(selector, Backend(eigen_engine::PoolExecutor(pool_)));
-  const std::size_t bytes = fusor.workspace_bytes(prompt, identity_.head_dim);
-  if (workspace_.size() < bytes) workspace_.resize(bytes);
-  const std::array<Row, 1> outputs = {Row(prompt.rows() - 1)};
-  BlendReport report;
-  KVBLEND_RETURN_IF_ERROR(blend(*engine_, loader, fusor, prompt, outputs, workspace_, &report));
-  const auto start = std::chrono::steady_clock::now();
-  KVBLEND_RETURN_IF_ERROR(engine_->logits(logits));
-
-  run.load_s = report.fusor.load_s;
-  run.shift_s = report.fusor.shift_s;
-  run.score_s = report.fusor.score_s;
-  run.select_s = report.fusor.select_s;
-  run.merge_s = report.fusor.merge_s;
-  run.recompute_s = report.host_s + seconds_since(start);
-  run.rows_recomputed = report.fusor.rows_selected;
-  return {};
 }
 
 Status Session::blend_at(double ratio, Request& request, Run& run, std::vector<float>& logits) {
   run.ratio = ratio;
   if (ratio > 0) run.selector = options_.selector;
-  return with_selector(options_.selector, options_.schedule, ratio,
-                       [&](const auto& selector) { return blend_with(selector, request, run, logits); });
+  return host_->blend(request.prompt, request.sources, {options_.selector, options_.schedule, ratio}, run, logits);
 }
 
 Status Session::reuse(const TokenizedItem& item, std::size_t cached, double ratio, Run& run,
@@ -386,12 +309,13 @@ Status Session::planned(const TokenizedItem& item, Run& run, std::vector<float>&
   std::vector<TierMask> held_in;
   for (const Segment& segment : request.segments) held_in.push_back(segment.kind == SegmentKind::cached ? 1 : 0);
   std::vector<SegmentPlan> segment_plans(request.segments.size());
-  std::vector<LayerPlan> layer_plans(static_cast<std::size_t>(identity_.layers));
+  const ModelIdentity& identity = host_->identity();
+  std::vector<LayerPlan> layer_plans(static_cast<std::size_t>(identity.layers));
   PlannerOptions planner_options;
   planner_options.timing = timing_of(options_.selector);
   planner_options.staging_layers = kStagingLayers;
   const RecomputePlanner<LinearCostModel> planner(cost_, planner_options);
-  const UniformBytes bytes(std::int64_t{2} * identity_.kv_heads * head_bytes(identity_));
+  const UniformBytes bytes(std::int64_t{2} * identity.kv_heads * head_bytes(identity));
   const Result<Plan> plan = planner.plan({request.prompt, tiers, held_in}, bytes, {segment_plans, layer_plans});
   KVBLEND_RETURN_IF_ERROR(plan.status);
   if (options_.print_plan) {
@@ -418,20 +342,20 @@ Status Session::answer_freely(const std::vector<float>& first, Reference& out) {
     out.answer.push_back(most_likely(logits));
     if (tokenizer_.is_end(out.answer.back())) break;
     if (i + 1 == options_.answer_tokens) break;
-    KVBLEND_RETURN_IF_ERROR(engine_->decode(out.answer.back()));
-    KVBLEND_RETURN_IF_ERROR(engine_->logits(logits));
+    KVBLEND_RETURN_IF_ERROR(host_->decode(out.answer.back()));
+    KVBLEND_RETURN_IF_ERROR(host_->logits(logits));
   }
   return {};
 }
 
 // Feeds the reference answer to the cache as it is and compares the predictions at each of its tokens.
 Status Session::judge(const Reference& reference, const std::vector<float>& first, Run& run) {
-  const auto vocabulary = static_cast<std::size_t>(model_.config().vocabulary);
+  const auto vocabulary = static_cast<std::size_t>(host_->vocabulary());
   const std::size_t count = reference.answer.size();
   std::vector<float> rest((count - 1) * vocabulary);
   if (count > 1) {
-    KVBLEND_RETURN_IF_ERROR(engine_->prefill(std::span(reference.answer).first(count - 1), Wanted::all));
-    KVBLEND_RETURN_IF_ERROR(engine_->logits(rest));
+    KVBLEND_RETURN_IF_ERROR(host_->prefill(std::span(reference.answer).first(count - 1), Wanted::all));
+    KVBLEND_RETURN_IF_ERROR(host_->logits(rest));
   }
   for (std::size_t i = 0; i < count; ++i) {
     std::vector<float> got = first;

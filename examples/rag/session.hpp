@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Session: a model, a store and the four ways to answer from passages. This is where kvblend's parts meet an engine.
+// Session: a host, a store and the four ways to answer from passages. This is where kvblend's parts meet.
 #pragma once
 
+#include <rag/host.hpp>
 #include <rag/prompt_file.hpp>
 #include <rag/report.hpp>
 
-#include <eigen_engine/engine.hpp>
-#include <eigen_engine/model.hpp>
-#include <eigen_engine/thread_pool.hpp>
 #include <eigen_engine/tokenizer.hpp>
 #include <kvblend/kvblend.hpp>
 #include <kvblend/store.hpp>
@@ -40,8 +38,8 @@ std::vector<std::string> selector_names();
 
 class Session {
  public:
-  // Loads the model and its tokenizer. Errors are one line that names the file or option.
-  static kvblend::Result<std::unique_ptr<Session>> open(const Options& options);
+  // Loads the tokenizer and opens the store. Errors are one line that names the file or option.
+  static kvblend::Result<std::unique_ptr<Session>> open(const Options& options, std::unique_ptr<Host> host);
 
   // Answers every item in every mode.
   kvblend::Status run(const PromptFile& file, Report& report);
@@ -66,16 +64,13 @@ class Session {
     kvblend::Prompt prompt;
   };
 
-  Session(const Options& options, eigen_engine::Model model, eigen_engine::Tokenizer tokenizer)
+  Session(const Options& options, std::unique_ptr<Host> host, eigen_engine::Tokenizer tokenizer)
       : options_(options),
-        model_(std::move(model)),
+        host_(std::move(host)),
         tokenizer_(std::move(tokenizer)),
-        pool_(options.threads),
         memory_tier_(std::int64_t{8} << 30) {}
 
   kvblend::Status tokenize(const PromptFile& file, std::vector<TokenizedItem>& items) const;
-  [[nodiscard]] kvblend::ChunkIdentity identity_of(const std::vector<kvblend::TokenId>& tokens) const;
-  kvblend::Status encode(const std::vector<kvblend::TokenId>& tokens, kvblend::ChunkHandle& out);
   kvblend::Status store(const std::vector<kvblend::TokenId>& tokens);
   kvblend::Status calibrate(const std::vector<TokenizedItem>& items);
 
@@ -89,24 +84,17 @@ class Session {
                         std::vector<float>& logits);
   kvblend::Status planned(const TokenizedItem& item, Run& run, std::vector<float>& logits);
   kvblend::Status blend_at(double ratio, Request& request, Run& run, std::vector<float>& logits);
-  template <class Selector>
-  kvblend::Status blend_with(const Selector& selector, Request& request, Run& run, std::vector<float>& logits);
 
   kvblend::Status answer_freely(const std::vector<float>& first, Reference& out);
   kvblend::Status judge(const Reference& reference, const std::vector<float>& first, Run& run);
 
   Options options_;
-  eigen_engine::Model model_;
+  std::unique_ptr<Host> host_;
   eigen_engine::Tokenizer tokenizer_;
-  eigen_engine::ThreadPool pool_;
-  std::unique_ptr<eigen_engine::Engine> engine_;
-  kvblend::ModelIdentity identity_;
   kvblend::MemoryTier<> memory_tier_;
   kvblend::FileTier<> file_tier_;
   kvblend::LinearCostModel cost_;
-  double file_bandwidth_ = 0;       // bytes a second, measured
-  std::vector<std::byte> staging_;  // of the loader
-  std::vector<std::byte> workspace_;
+  double file_bandwidth_ = 0;  // bytes a second, measured
 };
 
 }  // namespace rag

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The engine's self-test: whether rewritten graphs of this model compute what unaltered ones do, bit for bit.
+#include <llama_cpp/engine.hpp>
+
+#include <kvblend/codec/with_codec.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace llama_cpp {
+
+using namespace kvblend;
+
+namespace {
+
+constexpr std::int32_t kTokens = 48;
+
+Status differs(const char* what) {
+  return Status::error(StatusCode::mismatch, "%s differ from a plain prefill's", what).at("self-test");
+}
+
+// What a plain prefill left.
+struct Expected {
+  std::vector<float> logits;
+  std::vector<std::byte> blob;
+};
+
+bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+Status compare(const Engine& engine, const Expected& expected) {
+  std::vector<std::byte> blob;
+  KVBLEND_RETURN_IF_ERROR(engine.save(blob));
+  if (!same_bits(engine.logits(), expected.logits)) return differs("logits");
+  if (blob != expected.blob) return differs("keys or values");
+  return {};
+}
+
+// Keys and values that scoring captures, against those a prefill stored; and those below the scored layer into `writer`,
+// as they are not computed again.
+Status take_scored(Engine& engine, std::int32_t scored, const Expected& expected, const BlobWriter& writer) {
+  const Result<BlobReader> reader = BlobReader::open(engine.blob_format(), expected.blob);
+  KVBLEND_RETURN_IF_ERROR(reader.status);
+  const auto width = static_cast<std::int64_t>(engine.fresh_keys(0).size()) / kTokens;
+  std::vector<std::byte> row(static_cast<std::size_t>(width) * sizeof(float));
+  const bool transposed = engine.blob_format().transposed_values;
+  for (std::int32_t layer = 0; layer <= scored; ++layer) {
+    const Engine::Place place = engine.place_of(layer);
+    const BlobReader::Rows stored = reader.value.rows(place.body, place.layer);
+    const BlobRows into = writer.rows(place.body, place.layer);
+    const std::span<const float> keys = engine.fresh_keys(layer);
+    const std::span<const float> values = engine.fresh_values(layer);
+    bool same = true;
+    const Status known = with_codec(engine.options().cache_type, [&](auto codec) -> Status {
+      using C = decltype(codec);
+      const auto bytes = static_cast<std::size_t>(width / C::block_values * C::block_bytes);
+      for (std::size_t t = 0; t < std::size_t{kTokens}; ++t) {
+        codec.encode(keys.data() + t * static_cast<std::size_t>(width), row.data(), width);
+        same = same && std::memcmp(row.data(), stored.keys + t * bytes, bytes) == 0;
+        codec.encode(values.data() + t * static_cast<std::size_t>(width), row.data(), width);
+        if (!transposed) {
+          same = same && std::memcmp(row.data(), stored.values + t * bytes, bytes) == 0;
+          continue;
+        }
+        for (std::size_t j = 0; j < static_cast<std::size_t>(width); ++j) {
+          const std::size_t at = (j * kTokens + t) * C::block_bytes;
+          same = same && std::memcmp(row.data() + j * C::block_bytes, stored.values + at, C::block_bytes) == 0;
+        }
+      }
+      if (layer == scored) return {};
+      std::memcpy(into.keys, stored.keys, kTokens * bytes);
+      std::memcpy(into.values, stored.values, kTokens * bytes);
+      return {};
+    });
+    KVBLEND_RETURN_IF_ERROR(known);
+    if (!same) return differs("scored keys or values");
+  }
+  return {};
+}
+
+Status test_ranges(Engine& engine, std::span<const TokenId> tokens, std::span<const Row> rows,
+                   std::span<const Row> last, const Expected& expected) {
+  const std::int32_t layers = engine.model().layers();
+  if (layers < 3) return Status::error(StatusCode::unsupported, "the model has %d layers", layers).at("ranges");
+  BlobWriter writer;
+  KVBLEND_RETURN_IF_ERROR(writer.lay_out(engine.blob_format(), kTokens, Position(0)));
+  engine.clear();
+  KVBLEND_RETURN_IF_ERROR(engine.score(1, tokens));
+  KVBLEND_RETURN_IF_ERROR(take_scored(engine, 1, expected, writer));
+  KVBLEND_RETURN_IF_ERROR(engine.load(writer.bytes(), kTokens));
+  const std::int32_t middle = (1 + layers) / 2;
+  KVBLEND_RETURN_IF_ERROR(engine.compute({1, middle}, rows, tokens, {}));
+  KVBLEND_RETURN_IF_ERROR(engine.compute({middle, layers}, rows, tokens, last));
+  return compare(engine, expected);
+}
+
+}  // namespace
+
+// Every row is computed anew over a cache of zeros, without flash attention, whose kernels depend on how rows are cut
+// into batches. What fails is not used, and the reason kept.
+Status Engine::test_itself() {
+  EngineOptions options = options_;
+  options.context = 2 * kTokens;
+  options.batch = 64;
+  options.flash_attention = false;
+  options.self_test = false;
+  if (options.cache_type == DType::q8_0) options.cache_type = DType::f16;
+  const Result<std::unique_ptr<Engine>> opened = Engine::open(model_, options);
+  KVBLEND_RETURN_IF_ERROR(opened.status);
+  Engine& engine = *opened.value;
+
+  std::vector<TokenId> tokens;
+  std::vector<Row> rows;
+  for (std::int32_t i = 0; i < kTokens; ++i) {
+    tokens.push_back(static_cast<TokenId>((std::int64_t{i} * 7919 + 101) % model_.vocabulary()));
+    rows.push_back(Row(i));
+  }
+  const std::span<const Row> last = std::span<const Row>(rows).last(1);
+  Expected expected;
+  KVBLEND_RETURN_IF_ERROR(engine.prefill(tokens));
+  expected.logits.assign(engine.logits().begin(), engine.logits().end());
+  KVBLEND_RETURN_IF_ERROR(engine.save(expected.blob));
+
+  BlobWriter writer;
+  KVBLEND_RETURN_IF_ERROR(writer.lay_out(engine.blob_format(), kTokens, Position(0)));
+  Status status = engine.load(writer.bytes(), kTokens);
+  if (status.ok()) status = engine.compute({0, model_.layers()}, rows, tokens, last);
+  if (status.ok() && engine.route() != Route::in_place) {
+    status = Status::error(StatusCode::unsupported, "%s", engine.route_reason().c_str()).at("self-test");
+  }
+  if (status.ok()) status = compare(engine, expected);
+  if (!status.ok()) {
+    take_other_route(status);
+    return {};
+  }
+  if (status = test_ranges(engine, tokens, rows, last, expected); !status.ok()) {
+    ranges_ = false;
+    route_reason_ = std::string(status.where()) + ": " + status.message();
+  }
+  return {};
+}
+
+}  // namespace llama_cpp

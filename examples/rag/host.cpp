@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include <rag/host.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+namespace rag {
+
+using namespace kvblend;
+
+ChunkIdentity Host::chunk_identity(std::span<const TokenId> tokens) const {
+  ChunkIdentity out;
+  out.model = identity();
+  for (std::int32_t layer = 0; layer < out.model.layers; ++layer) out.add_layer_rope(rope(layer));
+  out.tokens.assign(tokens.begin(), tokens.end());
+  return out;
+}
+
+// The fingerprint is the file's XXH3, so that a store tells models of one name apart.
+Result<ModelIdentity> identity_of_file(const std::string& path) {
+  const Result<PosixFile> file = PosixFile::open_for_reading(path);
+  KVBLEND_RETURN_IF_ERROR(file.status);
+  const Result<std::int64_t> size = file.value.size();
+  KVBLEND_RETURN_IF_ERROR(size.status);
+  Xxh3Hash hash;
+  std::vector<std::byte> piece(std::size_t{1} << 20);
+  for (std::int64_t done = 0; done < size.value; done += static_cast<std::int64_t>(piece.size())) {
+    piece.resize(static_cast<std::size_t>(std::min(size.value - done, static_cast<std::int64_t>(piece.size()))));
+    KVBLEND_RETURN_IF_ERROR(file.value.read_at(done, piece));
+    hash.update(piece);
+  }
+  ModelIdentity out;
+  out.name = path.substr(path.find_last_of('/') + 1);
+  out.fingerprint = to_hex(hash.finish());
+  return out;
+}
+
+}  // namespace rag

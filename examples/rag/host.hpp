@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// Host: what the demo asks of an engine, whichever it is. A KV cache with one row a token, filled by prefill() or by a
+// blend, that decoding goes on from; and a prefilled text as a chunk for the store.
+#pragma once
+
+#include <rag/report.hpp>
+
+#include <kvblend/kvblend.hpp>
+#include <kvblend/store.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace rag {
+
+// Which rows' logits a prefill is run for.
+enum class Wanted : std::uint8_t { none, last, all };
+
+// How a blend chooses the rows it recomputes.
+struct Selection {
+  std::string selector = "key_value_deviation";
+  std::string schedule = "flat";  // or gradual
+  double ratio = 0;               // share of the reused rows
+};
+
+inline constexpr std::int32_t kStagingLayers = 4;  // layers that loading may be ahead of a blend
+
+class Host {
+ public:
+  virtual ~Host() = default;
+
+  [[nodiscard]] virtual const char* name() const = 0;
+  // What chunks of this host are stamped with; its dtype is the cache's.
+  [[nodiscard]] virtual const kvblend::ModelIdentity& identity() const = 0;
+  [[nodiscard]] virtual std::int32_t vocabulary() const = 0;
+  [[nodiscard]] virtual std::int32_t context() const = 0;  // positions the model has
+  [[nodiscard]] virtual const kvblend::RopeSpec& rope(std::int32_t layer) const = 0;
+
+  // Makes room for that many rows, in an empty cache. Called once, before all that follows.
+  virtual kvblend::Status reserve(std::int32_t rows) = 0;
+  // A line about the way blends take on this host, for the report; may be empty.
+  [[nodiscard]] virtual std::string note() const { return {}; }
+  // Errors: this host cannot blend so, and why.
+  [[nodiscard]] virtual kvblend::Status check(const Selection&) const { return {}; }
+  // Whether layer_time() says what a blend takes; if not, no plan is made.
+  [[nodiscard]] virtual bool can_plan() const { return true; }
+  virtual void clear() = 0;
+  virtual kvblend::Status truncate(std::int32_t rows) = 0;
+  // Appends tokens to the cache.
+  virtual kvblend::Status prefill(std::span<const kvblend::TokenId> tokens, Wanted wanted) = 0;
+  kvblend::Status decode(kvblend::TokenId token) { return prefill({&token, 1}, Wanted::last); }
+  // Of the last prefill: [rows wanted, vocabulary()].
+  virtual kvblend::Status logits(std::span<float> out) = 0;
+
+  // The tokens prefilled alone, from position 0 on.
+  virtual kvblend::Result<kvblend::ChunkHandle> encode(std::span<const kvblend::TokenId> tokens) = 0;
+  // Fills the cache, which is empty, with the prompt; `sources` has one entry a segment. Sets the run's times but for
+  // ttft_s, rows_recomputed, and the logits of the prompt's last row.
+  virtual kvblend::Status blend(const kvblend::Prompt& prompt, std::span<const kvblend::ChunkSource> sources,
+                                const Selection& selection, Run& run, std::span<float> logits) = 0;
+  // Seconds that a layer takes of a blend of `context` rows, made of the chunk as often as it takes, of which `rows`
+  // run: what the planner's cost model is calibrated with.
+  virtual kvblend::Result<double> layer_time(const kvblend::ChunkHandle& chunk, std::int32_t rows,
+                                             std::int32_t context) = 0;
+
+  // What a chunk of these tokens is stored under.
+  [[nodiscard]] kvblend::ChunkIdentity chunk_identity(std::span<const kvblend::TokenId> tokens) const;
+};
+
+// Name and fingerprint of a model file; the rest is the host's to fill in.
+kvblend::Result<kvblend::ModelIdentity> identity_of_file(const std::string& path);
+
+}  // namespace rag
