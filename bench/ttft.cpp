@@ -12,7 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -113,10 +113,14 @@ void measure(Set& set, const rag::PromptFile& file) {
     set.tokens = std::max(set.tokens, tokens);
     require(lab.store(request));
     lab::Lab::Reference reference;
+    std::vector<std::byte> full_state;
     for (int round = 0; round < set.rounds; ++round) {
       lab::Timing full;
       require(lab.run(request, Variant{}, full));
-      if (round == 0) require(lab.answer(tokens, reference));
+      if (round == 0) {
+        require(lab.engine().save(full_state));
+        require(lab.answer(tokens, reference));
+      }
       std::fprintf(stderr, "item %zu, round %d: full %.3f s", item + 1, round + 1, full.ttft_s);
       for (Entry& entry : set.entries) {
         lab::Timing timing = full;
@@ -125,6 +129,17 @@ void measure(Set& set, const rag::PromptFile& file) {
         entry.full_s.push_back(full.ttft_s);
         std::fprintf(stderr, ".");
         if (round > 0) continue;
+        if (entry.variant.name == "blend" && entry.variant.ratio == 1) {
+          std::vector<std::byte> state;
+          require(lab.engine().save(state));
+          const std::span<const float> logits = lab.engine().logits();
+          std::printf("ratio 1, %s, item %zu: logits %s, keys and values %s those of full prefill\n",
+                      entry.variant.selector.c_str(), item + 1,
+                      std::equal(logits.begin(), logits.end(), reference.logits[0].begin(), reference.logits[0].end())
+                          ? "are"
+                          : "are not",
+                      state == full_state ? "are" : "are not");
+        }
         ++entry.judged;
         if (entry.variant.name == "full") {
           entry.top1 += 1;

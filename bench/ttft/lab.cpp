@@ -270,12 +270,17 @@ Status Lab::run(const Request& request, const Variant& variant, Timing& timing) 
   return {};
 }
 
-Status Lab::look_up(const Request& request, const std::string& tier, Parts& parts) {
+Status Lab::look_up(const Request& request, const Variant& variant, Parts& parts) {
   const std::size_t most = request.passages.size() + 1;
   parts.infos.reserve(most);  // segments and sources point into these
   parts.readers.reserve(most);
-  const auto add = [&](const std::vector<TokenId>& tokens) -> Status {
-    if (tier == "memory") {
+  const auto add = [&](const std::vector<TokenId>& tokens, bool may_reuse) -> Status {
+    if (!may_reuse) {
+      parts.segments.push_back(fresh_segment(tokens));
+      parts.sources.emplace_back();
+      return {};
+    }
+    if (variant.tier == "memory") {
       ChunkHandle chunk = memory_.find(identity_of(tokens));
       if (chunk == nullptr) {
         parts.segments.push_back(fresh_segment(tokens));
@@ -294,8 +299,9 @@ Status Lab::look_up(const Request& request, const std::string& tier, Parts& part
     parts.segments.push_back(cached_segment(parts.infos.back()));
     return {};
   };
-  KVBLEND_RETURN_IF_ERROR(add(request.instructions));
-  for (const auto& passage : request.passages) KVBLEND_RETURN_IF_ERROR(add(passage));
+  // At ratio 1 nothing is reused, the instructions neither: llama.cpp's kernels round by how rows are cut into batches.
+  KVBLEND_RETURN_IF_ERROR(add(request.instructions, variant.ratio < 1));
+  for (const auto& passage : request.passages) KVBLEND_RETURN_IF_ERROR(add(passage, true));
   parts.segments.push_back(fresh_segment(request.question));
   parts.sources.emplace_back();
   auto prompt = Prompt::make(parts.segments, Position(engine_->options().context - 1));
@@ -305,7 +311,7 @@ Status Lab::look_up(const Request& request, const std::string& tier, Parts& part
 
 Status Lab::run_blend(const Request& request, const Variant& variant, Timing& timing) {
   Parts parts;
-  KVBLEND_RETURN_IF_ERROR(look_up(request, variant.tier, parts));
+  KVBLEND_RETURN_IF_ERROR(look_up(request, variant, parts));
   const Prompt& prompt = parts.prompt;
   const double patched = engine_->patch_seconds();
   PassReport report;

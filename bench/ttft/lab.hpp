@@ -116,7 +116,7 @@ class Lab {
   struct Parts;
   [[nodiscard]] kvblend::ChunkIdentity identity_of(std::span<const kvblend::TokenId> tokens) const;
   kvblend::Status encode(std::span<const kvblend::TokenId> tokens);
-  kvblend::Status look_up(const Request& request, const std::string& tier, Parts& parts);
+  kvblend::Status look_up(const Request& request, const Variant& variant, Parts& parts);
   kvblend::Status run_blend(const Request& request, const Variant& variant, Timing& timing);
   kvblend::Status make_cold(const Request& request);
   kvblend::Status prepare(const Request& request, const Variant& variant);

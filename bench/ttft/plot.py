@@ -74,7 +74,8 @@ def read(path):
         sys.exit(f"plot.py: {path}: is no list of measurements")
     models = {}  # in the order of the file
     for row in rows:
-        models.setdefault(str(row.get("model", "")), []).append(row)
+        if row.get("schedule", "flat") == "flat":
+            models.setdefault(str(row.get("model", "")), []).append(row)
     return {model: usual(rows) for model, rows in models.items()}
 
 

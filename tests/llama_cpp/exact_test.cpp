@@ -53,8 +53,8 @@ struct Scene {
   }
 };
 
-// Fresh instructions: all is a plain prefill. Instructions from their own chunk, which is exact: all behind them is what
-// llama.cpp computes behind a prefix that it holds.
+// Fresh instructions: all is a plain prefill. Instructions from their own chunk, which is exact: all behind them is
+// what llama.cpp computes behind a prefix that it holds.
 void check_model(const llama_cpp::Model& model, const llama_cpp::EngineOptions& options,
                  const std::vector<std::int32_t>& sizes, bool prefix_too = true) {
   CAPTURE(model.architecture());

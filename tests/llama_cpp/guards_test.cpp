@@ -96,6 +96,8 @@ TEST_CASE("engine: calls that cannot be are refused and change nothing") {
   CHECK(engine->compute(all, last, std::span(tokens).first(39), last).code() == StatusCode::out_of_range);
   CHECK(engine->compute(all, last, std::span(tokens).first(41), last).code() == StatusCode::out_of_range);
   CHECK(engine->compute(all, behind, std::span(tokens).first(40), behind).code() == StatusCode::out_of_range);
+  // Scoring is no part of the cache.
+  require_ok(engine->score(1, std::span(tokens).last(30)));
   CHECK(engine->rows() == 40);
   require_ok(engine->prefill(std::span(tokens).subspan(40)));
   check_same(outcome_of(*engine), expected);

@@ -55,8 +55,8 @@ inline constexpr const char* kSmolLm2 = "SmolLM2-135M-Instruct.Q4_1.gguf";
 inline constexpr const char* kQwen = "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf";
 inline constexpr const char* kGemma = "gemma-3-270m.Q4_K_M.gguf";
 
-// Where such a file is: KVBLEND_TEST_MODELS_DIR in the environment, or where the build fetched it to; KVBLEND_TEST_MODEL
-// may name the first one. Empty, with a word to the reader, if it is not there.
+// Where such a file is: KVBLEND_TEST_MODELS_DIR in the environment, or where the build fetched it to;
+// KVBLEND_TEST_MODEL may name the first one. Empty, with a word to the reader, if it is not there.
 inline std::string model_path(const std::string& file) {
   const char* given = file == kSmolLm2 ? std::getenv("KVBLEND_TEST_MODEL") : nullptr;
   const char* folder = std::getenv("KVBLEND_TEST_MODELS_DIR");

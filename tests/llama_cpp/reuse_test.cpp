@@ -212,9 +212,10 @@ TEST_CASE("q8_0 keys that are moved as if nobody had turned them are far off") {
 
 TEST_CASE("a blend does not depend on what its memory held before") {
   const llama_cpp::Model model = tiny_model("llama");
-  for (const auto& [type, flash_attention] :
-       {std::pair(DType::f16, false), std::pair(DType::f32, false), std::pair(DType::bf16, false),
-        std::pair(DType::f16, true), std::pair(DType::q8_0, true)}) {
+  for (const auto& kind : {std::pair(DType::f16, false), std::pair(DType::f32, false), std::pair(DType::bf16, false),
+                           std::pair(DType::f16, true), std::pair(DType::q8_0, true)}) {
+    const DType type = kind.first;
+    const bool flash_attention = kind.second;
     CAPTURE(std::string(to_string(type)));
     CAPTURE(flash_attention);
     llama_cpp::EngineOptions options = options_for(400, type, flash_attention);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Sets of rows computed anew: in place as by documented calls alone, looking at nothing behind them, as many as suits the
-// kernels; and what is said where the first way is not open. The cache holds KV of other tokens at the start.
+// Sets of rows computed anew: in place as by documented calls alone, looking at nothing behind them, as many as suits
+// the kernels; and what is said where the first way is not open. The cache holds KV of other tokens at the start.
 #include "llama_fixture.hpp"
 
 using namespace llama_fixture;
