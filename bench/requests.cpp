@@ -79,6 +79,9 @@ int main(int argc, char** argv) {
   if (pool.value.size() > static_cast<std::size_t>(pool_size)) pool.value.resize(static_cast<std::size_t>(pool_size));
   auto made = lab.requests(file.value);
   require(made.status);
+  if (made.value.empty() || pool.value.empty()) {
+    require(kvblend::Status::error(kvblend::StatusCode::invalid_argument, "has no passages").at("%s", prompt.c_str()));
+  }
   lab::Request request = made.value.front();
   request.passages = pool.value;
   require(lab.store(request));

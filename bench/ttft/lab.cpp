@@ -101,7 +101,7 @@ Result<std::unique_ptr<Lab>> Lab::open(const Settings& settings) {
   std::unique_ptr<Lab> lab(new Lab(settings, std::move(model.value), std::move(tokenizer.value)));
 
   llama_cpp::EngineOptions options;
-  options.context = settings.tokens + 512;  // an answer, and the passage that cache_reuse drops
+  options.context = 2 * settings.tokens;  // an answer, and the passage that cache_reuse drops
   options.threads = settings.threads;
   options.cache_type = settings.cache_type;
   options.flash_attention = settings.flash_attention;
@@ -114,8 +114,9 @@ Result<std::unique_ptr<Lab>> Lab::open(const Settings& settings) {
   lab->identity_.layers = lab->model_->layers();
   lab->identity_.kv_heads = lab->model_->kv_heads();
   lab->identity_.head_dim = lab->model_->head_dim();
+  lab->identity_.fingerprint += " llama.cpp";  // another engine's KV of the same model differs
   if (lab->engine_->key_hadamard() > 0) {
-    lab->identity_.fingerprint += "+hadamard" + std::to_string(lab->engine_->key_hadamard());
+    lab->identity_.fingerprint += " hadamard " + std::to_string(lab->engine_->key_hadamard());
   }
   if (!settings.store_directory.empty()) {
     auto tier = FileTier<>::open(settings.store_directory);

@@ -21,7 +21,7 @@ namespace {
 constexpr std::int32_t kManyRows = 64;
 // Cells that a part of a pass may reach over before it is cut.
 constexpr std::int32_t kManyCells = 1536;
-// As few rows as this, or as short a cache, and the slow kernel is no slower.
+// As few rows as this, and the slow kernel is no slower.
 constexpr std::int32_t kFewRows = 4;
 
 std::size_t index_of(std::int32_t i) { return static_cast<std::size_t>(i); }
@@ -76,6 +76,7 @@ Status Engine::make_context() {
   params.cb_eval_user_data = &hook_;
   params.swa_full = true;
   params.kv_unified = true;
+  params.op_offload = false;
   params.no_perf = true;
   context_.reset(llama_init_from_model(model_.get(), params));
   if (context_ == nullptr) {
@@ -116,10 +117,10 @@ Status Engine::learn() {
     }
     for (const BlobLayer& layer : blob_format_.bodies[body]) {
       if (layer.key_row_bytes == row_bytes && layer.value_row_bytes == row_bytes) continue;
-      return Status::error(StatusCode::unsupported, "keeps rows of %lld and %lld bytes in place of %lld",
+      return Status::error(StatusCode::unsupported, "keeps key and value rows of %lld and %lld bytes in place of %lld",
                            static_cast<long long>(layer.key_row_bytes), static_cast<long long>(layer.value_row_bytes),
                            static_cast<long long>(row_bytes))
-          .at("context");
+          .at("cache");
     }
   }
   return {};
@@ -148,6 +149,7 @@ Status Engine::learn_windows() {
   clear();
   KVBLEND_RETURN_IF_ERROR(status);
   KVBLEND_RETURN_IF_ERROR(hooked);
+  if (seen.alibi) return Status::error(StatusCode::unsupported, "biases attention by distance").at("model");
   for (std::size_t layer = 0; layer < windowed_.size(); ++layer) {
     const auto shows = [&](std::array<bool, 5> expected) {
       return layer < seen.visible.size() && seen.visible[layer].size() >= expected.size() &&
@@ -174,6 +176,7 @@ void Engine::clear() {
   // Cells that are not used are read as well, under a mask: one that is no number makes all attention so.
   llama_memory_clear(llama_get_memory(context_.get()), poisoned_);
   poisoned_ = false;
+  in_order_ = true;
   rows_ = 0;
 }
 
@@ -191,12 +194,13 @@ Status Engine::drop(std::int32_t first, std::int32_t end) {
     return Status::error(StatusCode::out_of_range, "[%d, %d) of %d", first, end, rows_).at("rows");
   }
   llama_memory_t memory = llama_get_memory(context_.get());
-  if (!llama_memory_can_shift(memory)) {
-    return Status::error(StatusCode::unsupported, "llama.cpp does not shift this model's keys").at("context");
+  if (!llama_memory_can_shift(memory) || options_.cache_type == DType::bf16) {  // it would abort on bf16
+    return Status::error(StatusCode::unsupported, "llama.cpp does not shift these keys").at("context");
   }
   llama_memory_seq_rm(memory, 0, first, end);
   llama_memory_seq_add(memory, 0, end, -1, first - end);
   rows_ -= end - first;
+  in_order_ = in_order_ && first == end;
   return {};
 }
 
@@ -214,6 +218,7 @@ Status Engine::decode(std::int32_t sequence, std::int32_t first, std::span<const
       batch.seq_id[i][0] = sequence;
       batch.logits[i] = !wants.empty() && wants[done + i] != 0 ? 1 : 0;
     }
+    hook_.begin_graph();
     const std::int32_t result = llama_decode(context_.get(), batch);
     Status status;
     if (result != 0) {
@@ -252,6 +257,7 @@ Status Engine::prefill(std::span<const TokenId> tokens, Wanted wanted) {
 }
 
 Status Engine::save(std::vector<std::byte>& blob) const {
+  if (!in_order_) return Status::error(StatusCode::unsupported, "rows were dropped from it").at("state");
   blob.resize(llama_state_seq_get_size(context_.get(), 0));
   const std::size_t written =
       llama_state_seq_get_data(context_.get(), reinterpret_cast<std::uint8_t*>(blob.data()), blob.size(), 0);
@@ -283,6 +289,7 @@ Status Engine::load(std::span<const std::byte> blob, std::int32_t rows) {
 }
 
 Status Engine::score(std::int32_t layer, std::span<const TokenId> tokens) {
+  if (!scores_) return Status::error(StatusCode::unsupported, "%s", route_reason_.c_str()).at("score");
   if (layer < 0 || layer >= model_.layers()) {
     return Status::error(StatusCode::out_of_range, "%d of %d", layer, model_.layers()).at("layer");
   }
@@ -323,12 +330,12 @@ bool Engine::wants_many_rows() const {
 }
 
 // Adds rows before the last one until there are as many as the fast kernel takes.
-void Engine::fill_up(LayerRange range, std::int32_t rows) {
+void Engine::fill_up(LayerRange range, std::int32_t rows, std::int32_t first_row) {
   const auto least = index_of(std::min(kManyRows, rows));
   if (!wants_many_rows() || cells_.size() <= index_of(kFewRows) || cells_.size() >= least) return;
   std::size_t missing = least - cells_.size();
   for (std::size_t i = cells_.size(); i-- > 0 && missing > 0;) {
-    const std::int32_t before = i == 0 ? -1 : cells_[i - 1];
+    const std::int32_t before = i == 0 ? first_row - 1 : cells_[i - 1];
     std::int32_t cell = cells_[i] - 1;
     std::size_t added = 0;
     const auto runs = [&](std::int32_t candidate) {
@@ -349,7 +356,7 @@ void Engine::fill_up(LayerRange range, std::int32_t rows) {
 }
 
 Status Engine::compute(LayerRange range, std::span<const Row> rows, std::span<const TokenId> tokens,
-                       std::span<const Row> outputs) {
+                       std::span<const Row> outputs, std::int32_t first_row) {
   logits_.clear();
   if (rows.empty()) return {};
   cells_.clear();
@@ -366,7 +373,7 @@ Status Engine::compute(LayerRange range, std::span<const Row> rows, std::span<co
     wanted_[i] = 1;
     ++next;
   }
-  if (route_ == Route::in_place) {
+  if (route_ == Route::in_place && in_order_) {
     if (range.first == 0 && range.end < model_.layers()) {
       // Rows that no score() ran leave their hidden rows here for the range that follows.
       hidden_.width = llama_model_n_embd(model_.get());
@@ -374,13 +381,22 @@ Status Engine::compute(LayerRange range, std::span<const Row> rows, std::span<co
       hidden_.entry.assign(index_of(rows_), -1);
       hidden_.values.resize(index_of(rows_) * static_cast<std::size_t>(hidden_.width));
     }
-    fill_up(range, rows_);
+    fill_up(range, rows_, first_row);
     Status status = compute_in_place(range, tokens);
     const bool unsound = status.code() == StatusCode::host_error;
     // Rows that may run in all layers give the same, wherever they were to start.
-    if (!unsound || range.end != model_.layers()) return status;
+    if (!unsound) return status;
+    if (range.end != model_.layers()) {
+      ranges_ = false;
+      route_reason_ = std::string(status.where()) + ": " + status.message();
+      return status;
+    }
     take_other_route(status);
     logits_.clear();
+  }
+  if (range.end != model_.layers()) {
+    return Status::error(StatusCode::unsupported, "ends at layer %d: runs are computed in all layers", range.end)
+        .at("range");
   }
   return compute_by_runs(tokens);
 }
@@ -391,8 +407,8 @@ void Engine::take_other_route(const Status& why) {
 }
 
 // Rows of the pass that starts with the `done`-th. Cut as llama.cpp cuts a prefill, as results depend on it to the last
-// bit. With the fast kernel scattered rows go in smaller parts, which are shown fewer cells; but no part is too small for
-// it.
+// bit. With the fast kernel scattered rows go in smaller parts, which are shown fewer cells; but, batches of 128 rows
+// and more provided, no part is too small for it.
 std::size_t Engine::part_of(std::size_t done) const {
   const std::size_t left = cells_.size() - done;
   std::size_t count = std::min(left, index_of(options_.batch));

@@ -55,7 +55,7 @@ class Engine {
   [[nodiscard]] const EngineOptions& options() const { return options_; }
   // The route taken, and why it is not the one asked for (empty: it is).
   [[nodiscard]] Route route() const { return route_; }
-  [[nodiscard]] bool runs_ranges() const { return route_ == Route::in_place && ranges_; }
+  [[nodiscard]] bool runs_ranges() const { return route_ == Route::in_place && ranges_ && in_order_; }
   [[nodiscard]] const std::string& route_reason() const { return route_reason_; }
 
   // ---- plain use of sequence 0 ----
@@ -63,7 +63,9 @@ class Engine {
   [[nodiscard]] std::int32_t rows() const { return rows_; }  // positions [0, rows()) are in the cache
   kvblend::Status truncate(std::int32_t rows);
   // Takes rows [first, end) out and moves what is behind them forward, as llama.cpp does it (its K-shift): keys are turned
-  // in place when the next token is decoded. Errors: no such rows; a model that llama.cpp does not shift.
+  // in place when the next token is decoded. From then on, until clear() or load(), cells are in another order than
+  // positions: save() is refused, and rows are computed by runs. Errors: no such rows; a model that llama.cpp does not
+  // shift.
   kvblend::Status drop(std::int32_t first, std::int32_t end);
   kvblend::Status prefill(std::span<const kvblend::TokenId> tokens, Wanted wanted = Wanted::last);
   // [wanted tokens, vocabulary], of the last prefill or compute.
@@ -90,9 +92,10 @@ class Engine {
   [[nodiscard]] std::span<float> fresh_keys(std::int32_t layer);
   [[nodiscard]] std::span<float> fresh_values(std::int32_t layer);
   // Computes `rows` (ascending) of sequence 0 in the layers of `range`; `tokens` are those of all its rows. Logits of
-  // `outputs` are behind logits(). Adds rows before the last one where fewer would take longer.
+  // `outputs` are behind logits(). Adds rows before the last one, from `first_row` on, where fewer would take longer.
   kvblend::Status compute(kvblend::LayerRange range, std::span<const kvblend::Row> rows,
-                          std::span<const kvblend::TokenId> tokens, std::span<const kvblend::Row> outputs);
+                          std::span<const kvblend::TokenId> tokens, std::span<const kvblend::Row> outputs,
+                          std::int32_t first_row = 0);
   [[nodiscard]] double patch_seconds() const { return hook_.patch_seconds(); }  // spent rewriting inputs, in all
 
  private:
@@ -110,7 +113,7 @@ class Engine {
   // Decodes tokens of one sequence at positions first, first + 1, …; wants[i] != 0: logits of token i, appended.
   kvblend::Status decode(std::int32_t sequence, std::int32_t first, std::span<const kvblend::TokenId> tokens,
                          std::span<const std::uint8_t> wants);
-  void fill_up(kvblend::LayerRange range, std::int32_t rows);
+  void fill_up(kvblend::LayerRange range, std::int32_t rows, std::int32_t first_row);
   kvblend::Status compute_in_place(kvblend::LayerRange range, std::span<const kvblend::TokenId> tokens);
   kvblend::Status compute_by_runs(std::span<const kvblend::TokenId> tokens);
   [[nodiscard]] bool wants_many_rows() const;
@@ -122,6 +125,8 @@ class Engine {
   std::unique_ptr<llama_context, Free> context_;
   Route route_ = Route::in_place;
   bool ranges_ = true;
+  bool scores_ = true;    // scoring passed the self-test, or was not put to it
+  bool in_order_ = true;  // cell = position
   std::string route_reason_;
   BlobFormat blob_format_;
   std::vector<Place> places_;

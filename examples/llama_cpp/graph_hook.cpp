@@ -117,7 +117,12 @@ bool read_mask_row(const ggml_tensor* mask, std::int64_t row, std::vector<std::b
 
 bool GraphHook::callback(ggml_tensor* node, bool ask, void* self) {
   auto& hook = *static_cast<GraphHook*>(self);
-  return ask ? hook.ask(node) : hook.done(node);
+  if (!ask) {
+    hook.stopped_ = !hook.done(node);
+    return !hook.stopped_;
+  }
+  if (hook.stopped_) hook.skip(node);
+  return !hook.stopped_ && hook.ask(node);
 }
 
 void GraphHook::observe(Observation& out) {
@@ -148,6 +153,8 @@ Status GraphHook::finish() {
   skipped_.clear();
   for (const auto& [view, cells] : shortened_) view->ne[1] = cells;
   shortened_.clear();
+  nodes_.clear();
+  inputs_.clear();
   const Mode mode = mode_;
   mode_ = Mode::idle;
   if (mode == Mode::rewrite && failure_.empty()) {

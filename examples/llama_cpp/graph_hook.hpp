@@ -66,6 +66,8 @@ class GraphHook {
   };
   void rewrite(const Rewrite& what);
 
+  // Before each decode.
+  void begin_graph() { stopped_ = false; }
   // After the decode: undoes what must be undone, and says what was wrong. A graph that failed a check did nothing.
   kvblend::Status finish();
   [[nodiscard]] double patch_seconds() const { return patch_seconds_; }
@@ -97,6 +99,7 @@ class GraphHook {
   std::vector<ggml_tensor*> skipped_;                             // whose flag to be computed was taken
   std::vector<ggml_tensor*> inputs_;                              // rewritten ones
   std::vector<std::pair<ggml_tensor*, std::int64_t>> shortened_;  // and the cells they had
+  bool stopped_ = false;  // a graph of several pieces: those that follow are not to run
   bool entered_ = false;
   bool left_ = false;
   bool saw_positions_ = false;

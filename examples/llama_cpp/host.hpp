@@ -70,7 +70,7 @@ class Host {
   [[nodiscard]] const kvblend::RopeSpec& rope(std::int32_t layer) { return engine_.model().rope(layer); }
 
   // Errors: more rows than the context has, a gap between positions (which llama.cpp's batches do not know), more
-  // resident rows than there are.
+  // resident rows than there are, or resident rows that a sliding window has passed.
   kvblend::Status begin(const kvblend::Prompt& prompt);
   kvblend::Status score(std::int32_t layer, std::span<const kvblend::Row> rows);
   [[nodiscard]] auto fresh_keys(std::int32_t layer) { return fresh(engine_.fresh_keys(layer)); }
@@ -86,7 +86,7 @@ class Host {
   [[nodiscard]] bool runs_ranges() const { return engine_.runs_ranges(); }
   kvblend::Status compute(kvblend::LayerRange range, std::span<const kvblend::Row> rows,
                           std::span<const kvblend::Row> outputs) {
-    return engine_.compute(range, rows, tokens_, outputs);
+    return engine_.compute(range, rows, tokens_, outputs, resident_);
   }
   kvblend::Status commit(std::int32_t) { return {}; }
   void abort() { static_cast<void>(engine_.truncate((std::min)(resident_, engine_.rows()))); }

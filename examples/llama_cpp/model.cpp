@@ -28,6 +28,8 @@ Result<Model> Model::open(const std::string& path) {
   model.path_ = path;
   llama_model_params params = llama_model_default_params();
   params.n_gpu_layers = 0;
+  ggml_backend_dev_t no_devices[] = {nullptr};  // all on the CPU, so that a graph runs in one piece
+  params.devices = no_devices;
   model.model_.reset(llama_model_load_from_file(path.c_str(), params));
   if (model.model_ == nullptr) {
     return Status::error(StatusCode::corrupt, "llama.cpp cannot load this file").at("%s", path.c_str());
@@ -49,6 +51,9 @@ Status Model::describe() {
   if (llama_model_is_recurrent(model)) return refused("keeps a recurrent state in place of keys");
   if (llama_model_is_hybrid(model)) return refused("keeps a recurrent state beside its keys");
   if (llama_model_has_encoder(model)) return refused("has an encoder");
+  if (file.has("attention.temperature_scale")) {
+    return refused("scales attention by position, in an input that is not rewritten");
+  }
   if (file.has("attention.kv_lora_rank")) return refused("has multi-head latent attention, whose cache is another");
 
   Result<rope_config::ModelRope> ropes = rope_config::read_gguf_rope(file);

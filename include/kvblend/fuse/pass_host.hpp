@@ -36,7 +36,8 @@ struct LayerRange {
 //                                 own. `rows` is not empty; `outputs`, a part of it, are those whose logits are wanted:
 //                                 none but where the range ends at the last layer
 //   commit(rows)                  rows [0, rows) are the cache now; decoding can go on. Only called after success
-//   abort()                       forget the blend; resident rows stay. Called after any failure but begin's own
+//   abort()                       forget the blend; resident rows stay, unless it was the host that failed. Called after any
+//                                 failure but begin's own
 //
 // runs_ranges() says whether ranges other than all layers can be run. Those of a blend follow one another, each for rows
 // of the one before. Where the first starts behind layer 0, the rows go on from what score() left.
