@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include "lab.hpp"
 
+#include <rag/closeness.hpp>
 #include <rag/host.hpp>
 
 #include <kvblend/eigen.hpp>
@@ -12,13 +13,14 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cmath>
 #include <utility>
 
 namespace lab {
 
 using namespace kvblend;
 using llama_cpp::Wanted;
+using rag::divergence;
+using rag::most_likely;
 
 namespace {
 
@@ -35,28 +37,6 @@ class Clock {
  private:
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
-
-TokenId most_likely(std::span<const float> logits) {
-  return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-}
-
-// Kullback-Leibler divergence of softmax(got) from softmax(truth), in nats.
-double divergence(std::span<const float> truth, std::span<const float> got) {
-  const auto log_sum = [](std::span<const float> logits) {
-    const double largest = *std::max_element(logits.begin(), logits.end());
-    double sum = 0;
-    for (const float logit : logits) sum += std::exp(logit - largest);
-    return largest + std::log(sum);
-  };
-  const double truth_sum = log_sum(truth);
-  const double got_sum = log_sum(got);
-  double kl = 0;
-  for (std::size_t i = 0; i < truth.size(); ++i) {
-    const double log_p = truth[i] - truth_sum;
-    kl += std::exp(log_p) * (log_p - (got[i] - got_sum));
-  }
-  return std::max(kl, 0.0);
-}
 
 // Calls body(selector) with the selector of that name.
 template <class Body>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <rag/session.hpp>
 
+#include <rag/closeness.hpp>
 #include <rag/selectors.hpp>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <limits>
 #include <span>
@@ -20,28 +20,6 @@ namespace {
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-TokenId most_likely(std::span<const float> logits) {
-  return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-}
-
-// Kullback-Leibler divergence of softmax(got) from softmax(truth), in nats.
-double divergence(const std::vector<float>& truth, const std::vector<float>& got) {
-  const auto log_sum = [](const std::vector<float>& logits) {
-    const double largest = *std::max_element(logits.begin(), logits.end());
-    double sum = 0;
-    for (const float logit : logits) sum += std::exp(logit - largest);
-    return largest + std::log(sum);
-  };
-  const double truth_sum = log_sum(truth);
-  const double got_sum = log_sum(got);
-  double kl = 0;
-  for (std::size_t i = 0; i < truth.size(); ++i) {
-    const double log_p = truth[i] - truth_sum;
-    kl += std::exp(log_p) * (log_p - (got[i] - got_sum));
-  }
-  return std::max(kl, 0.0);  // rounding may leave -1e-16
 }
 
 }  // namespace
