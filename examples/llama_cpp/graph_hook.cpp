@@ -305,8 +305,8 @@ void GraphHook::rewrite_inputs(ggml_tensor* node) {
   }
 }
 
-// Flash attention is shown the cells up to the batch's last row only. The others are masked, but reading their mask alone
-// takes llama.cpp's CPU kernel a third as long as computing with them.
+// Flash attention is shown the cells up to the batch's last row only. The others are masked, but llama.cpp's CPU kernel
+// reads their mask to find that out.
 void GraphHook::shorten(ggml_tensor* cache_view) {
   const std::int64_t wanted = (rewrite_.rows.back() / kCellStep + 1) * kCellStep;
   const bool is_view = cache_view->view_src != nullptr && origin_of(cache_view)->op == GGML_OP_NONE;
@@ -413,14 +413,20 @@ void GraphHook::rewrite_mask(ggml_tensor* mask, std::int32_t layer) {
   saw_mask_ = true;
 }
 
+bool GraphHook::holds_hidden(const ggml_tensor* node) {
+  if (node->type == GGML_TYPE_F32 && node->ne[0] == rewrite_.hidden->width && ggml_is_contiguous(node) &&
+      node->ne[1] == static_cast<std::int64_t>(rewrite_.rows.size())) {
+    return true;
+  }
+  fail("%s has another shape than hidden rows have", node->name);
+  return false;
+}
+
 // The last node before the range: its rows are what the range before it, or scoring, left.
 void GraphHook::enter(ggml_tensor* node) {
   entered_ = true;
   const HiddenRows& hidden = *rewrite_.hidden;
-  if (node->type != GGML_TYPE_F32 || node->ne[0] != hidden.width || !ggml_is_contiguous(node) ||
-      node->ne[1] != static_cast<std::int64_t>(rewrite_.rows.size())) {
-    return fail("%s has another shape than hidden rows have", node->name);
-  }
+  if (!holds_hidden(node)) return;
   const std::size_t bytes = static_cast<std::size_t>(hidden.width) * sizeof(float);
   for (std::size_t i = 0; i < rewrite_.rows.size(); ++i) {
     const std::int32_t row = rewrite_.rows[i] - hidden.first_cell;
@@ -434,10 +440,7 @@ void GraphHook::enter(ggml_tensor* node) {
 void GraphHook::leave(ggml_tensor* node) {
   left_ = true;
   HiddenRows& hidden = *rewrite_.hidden;
-  if (node->type != GGML_TYPE_F32 || node->ne[0] != hidden.width || !ggml_is_contiguous(node) ||
-      node->ne[1] != static_cast<std::int64_t>(rewrite_.rows.size())) {
-    return fail("%s has another shape than hidden rows have", node->name);
-  }
+  if (!holds_hidden(node)) return;
   const std::size_t bytes = static_cast<std::size_t>(hidden.width) * sizeof(float);
   for (std::size_t i = 0; i < rewrite_.rows.size(); ++i) {
     const std::int32_t row = rewrite_.rows[i] - hidden.first_cell;

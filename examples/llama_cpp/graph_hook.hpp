@@ -85,6 +85,7 @@ class GraphHook {
   void rewrite_cells(ggml_tensor* cells, const ggml_tensor* cache);
   void rewrite_mask(ggml_tensor* mask, std::int32_t layer);
   void shorten(ggml_tensor* cache_view);
+  bool holds_hidden(const ggml_tensor* node);
   void enter(ggml_tensor* node);
   void leave(ggml_tensor* node);
   bool is_new_input(ggml_tensor* input, const char* what);
