@@ -48,10 +48,7 @@ function(kvblend_add_sanitized_test folder sanitizer)
   endif()
   list(REMOVE_ITEM how run)
   set(program kvblend_test_${folder}_${sanitizer})
-  kvblend_add_test_program(
-    ${program} ${arg_UNPARSED_ARGUMENTS}
-    FLAGS ${kvblend_sanitizer_${sanitizer}} -O1 -g1 -UNDEBUG
-    LINK ${arg_LINK})
+  kvblend_add_test_program(${program} ${arg_UNPARSED_ARGUMENTS} SANITIZER ${sanitizer} LINK ${arg_LINK})
   add_test(NAME "${test}" COMMAND ${how} $<TARGET_FILE:${program}>)
   set_tests_properties("${test}" PROPERTIES TIMEOUT 900 FAIL_REGULAR_EXPRESSION "test cases: +0 ")
 endfunction()
