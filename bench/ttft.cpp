@@ -104,6 +104,7 @@ void measure(Set& set, const rag::PromptFile& file) {
               name_of(set.settings).c_str(), set.settings.flash_attention ? "on" : "off", set.settings.threads,
               lab.engine().route() == llama_cpp::Route::in_place ? "in place" : "by runs", reason.empty() ? "" : ": ",
               reason.c_str());
+  std::printf("passes of %d to 63 rows are filled up\n", lab.engine().fill_from());
   auto requests = lab.requests(file);
   require(requests.status);
   const auto items = std::min<std::size_t>(requests.value.size(), static_cast<std::size_t>(set.items));

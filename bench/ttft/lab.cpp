@@ -85,6 +85,7 @@ Result<std::unique_ptr<Lab>> Lab::open(const Settings& settings) {
   options.threads = settings.threads;
   options.cache_type = settings.cache_type;
   options.flash_attention = settings.flash_attention;
+  options.fill_from = 0;
   auto engine = llama_cpp::Engine::open(*lab->model_, options);
   KVBLEND_RETURN_IF_ERROR(engine.status);
   lab->engine_ = std::move(engine.value);

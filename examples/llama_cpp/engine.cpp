@@ -2,6 +2,7 @@
 #include <llama_cpp/engine.hpp>
 
 #include <kvblend/codec/hadamard.hpp>
+#include <kvblend/fuse/stopwatch.hpp>
 
 #include <algorithm>
 #include <array>
@@ -21,8 +22,9 @@ namespace {
 constexpr std::int32_t kManyRows = 64;
 // Cells that a part of a pass may reach over before it is cut.
 constexpr std::int32_t kManyCells = 1536;
-// As few rows as this, and the slow kernel is no slower.
-constexpr std::int32_t kFewRows = 4;
+// What measure_filling() runs: so many rows, and kManyRows, over so many cells.
+constexpr std::int32_t kMeasuredRows = 16;
+constexpr std::int32_t kMeasuredCells = 1024;
 
 std::size_t index_of(std::int32_t i) { return static_cast<std::size_t>(i); }
 
@@ -50,15 +52,18 @@ Result<std::unique_ptr<Engine>> Engine::open(const Model& model, const EngineOpt
   KVBLEND_RETURN_IF_ERROR(at_least(options.context, 1, "context"));
   KVBLEND_RETURN_IF_ERROR(at_least(options.batch, kManyRows, "batch"));
   KVBLEND_RETURN_IF_ERROR(at_least(options.threads, 1, "threads"));
+  KVBLEND_RETURN_IF_ERROR(at_least(options.fill_from, 0, "fill_from"));
   if (options.cache_type == DType::q8_0 && !options.flash_attention) {
     return Status::error(StatusCode::unsupported, "q8_0 needs flash attention, as llama.cpp's values do")
         .at("cache_type");
   }
   std::unique_ptr<Engine> engine(new Engine(model, options));
   engine->route_ = options.route;
+  engine->fill_from_ = options.fill_from;
   KVBLEND_RETURN_IF_ERROR(engine->make_context());
   KVBLEND_RETURN_IF_ERROR(engine->learn());
   if (options.self_test && options.route == Route::in_place) KVBLEND_RETURN_IF_ERROR(engine->test_itself());
+  if (options.fill_from == 0) KVBLEND_RETURN_IF_ERROR(engine->measure_filling());
   return engine;
 }
 
@@ -161,6 +166,37 @@ Status Engine::learn_windows() {
           .at("layer %zu", layer);
     }
   }
+  return {};
+}
+
+// From how many rows on a pass takes no less time than one of 64, over a cache of zeros.
+Status Engine::measure_filling() {
+  fill_from_ = kManyRows;  // nothing is filled up meanwhile
+  const std::int32_t cells = std::min(options_.context, kMeasuredCells);
+  if (!wants_many_rows() || route_ != Route::in_place || cells < kManyRows) return {};
+  BlobWriter zeros;
+  KVBLEND_RETURN_IF_ERROR(zeros.lay_out(blob_format_, cells, Position(0)));
+  KVBLEND_RETURN_IF_ERROR(load(zeros.bytes(), cells));
+  const std::vector<TokenId> tokens(index_of(cells), 0);
+  const auto seconds_of = [&](std::int32_t count, double& least) -> Status {
+    std::vector<Row> rows;
+    for (std::int32_t i = cells - count; i < cells; ++i) rows.push_back(Row(i));
+    for (int round = 0; round < 3; ++round) {
+      double seconds = 0;
+      {
+        Stopwatch watch(seconds);
+        KVBLEND_RETURN_IF_ERROR(compute({0, model_.layers()}, rows, tokens, {}));
+      }
+      least = round == 0 ? seconds : std::min(least, seconds);
+    }
+    return {};
+  };
+  double few = 0;
+  double many = 0;
+  KVBLEND_RETURN_IF_ERROR(seconds_of(kMeasuredRows, few));
+  KVBLEND_RETURN_IF_ERROR(seconds_of(kManyRows, many));
+  clear();
+  fill_from_ = static_cast<std::int32_t>(std::clamp(std::ceil(many / few * kMeasuredRows), 1.0, double{kManyRows}));
   return {};
 }
 
@@ -332,7 +368,7 @@ bool Engine::wants_many_rows() const {
 // Adds rows before the last one until there are as many as the fast kernel takes.
 void Engine::fill_up(LayerRange range, std::int32_t rows, std::int32_t first_row) {
   const auto least = index_of(std::min(kManyRows, rows));
-  if (!wants_many_rows() || cells_.size() <= index_of(kFewRows) || cells_.size() >= least) return;
+  if (!wants_many_rows() || cells_.size() < index_of(fill_from_) || cells_.size() >= least) return;
   std::size_t missing = least - cells_.size();
   for (std::size_t i = cells_.size(); i-- > 0 && missing > 0;) {
     const std::int32_t before = i == 0 ? first_row - 1 : cells_[i - 1];

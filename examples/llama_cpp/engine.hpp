@@ -37,6 +37,9 @@ struct EngineOptions {
   bool flash_attention = true;
   Route route = Route::in_place;
   bool self_test = true;  // whether in_place is tried before it is trusted
+  // With flash attention and f16 or f32, a pass of fewer than 64 rows takes another kernel of llama.cpp's, row by row. One
+  // of at least so many is filled up to 64 rows instead. 0: measured when the engine opens, which takes some passes.
+  std::int32_t fill_from = 5;
 };
 
 // What of a prefill's logits is wanted.
@@ -57,6 +60,7 @@ class Engine {
   [[nodiscard]] Route route() const { return route_; }
   [[nodiscard]] bool runs_ranges() const { return route_ == Route::in_place && ranges_ && in_order_; }
   [[nodiscard]] const std::string& route_reason() const { return route_reason_; }
+  [[nodiscard]] std::int32_t fill_from() const { return fill_from_; }
 
   // ---- plain use of sequence 0 ----
   void clear();
@@ -108,6 +112,7 @@ class Engine {
   kvblend::Status learn();
   kvblend::Status learn_windows();
   kvblend::Status test_itself();
+  kvblend::Status measure_filling();
   void take_other_route(const kvblend::Status& why);
 
   // Decodes tokens of one sequence at positions first, first + 1, …; wants[i] != 0: logits of token i, appended.
@@ -124,6 +129,7 @@ class Engine {
   GraphHook hook_;  // before the context, which calls it
   std::unique_ptr<llama_context, Free> context_;
   Route route_ = Route::in_place;
+  std::int32_t fill_from_ = 0;
   bool ranges_ = true;
   bool scores_ = true;    // scoring passed the self-test, or was not put to it
   bool in_order_ = true;  // cell = position

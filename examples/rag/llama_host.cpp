@@ -73,6 +73,7 @@ Status LlamaHost::reserve(std::int32_t rows) {
   options.cache_type = options_.cache_type;
   options.flash_attention = options_.flash_attention;
   options.route = options_.route;
+  options.fill_from = 0;
   auto engine = llama_cpp::Engine::open(model_, options);
   KVBLEND_RETURN_IF_ERROR(engine.status);
   engine_ = std::move(engine.value);

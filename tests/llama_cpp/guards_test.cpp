@@ -63,6 +63,9 @@ TEST_CASE("engine: options that cannot be are refused") {
   options.context = 0;
   check_refused(model, options, StatusCode::invalid_argument, "context");
   options = good;
+  options.fill_from = -1;
+  check_refused(model, options, StatusCode::invalid_argument, "fill_from");
+  options = good;
   options.cache_type = DType::q8_0;
   check_refused(model, options, StatusCode::unsupported, "cache_type");
   options.flash_attention = true;

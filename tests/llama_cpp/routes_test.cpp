@@ -233,9 +233,14 @@ TEST_CASE("flash attention gets enough rows for its fast kernel where it has one
     if (std::find(wanted.begin(), wanted.end(), cell) == wanted.end()) filled.push_back(cell);
   }
   std::sort(filled.begin(), filled.end());
-  const auto check = [&](DType type, bool flash_attention, const Cells& asked, const Cells& expected) {
+  const auto check = [&](DType type, bool flash_attention, const Cells& asked, const Cells& expected,
+                         std::int32_t fill_from = 5) {
     CAPTURE(std::string(to_string(type)));
-    const auto engine = open_engine(model, options_for(256, type, flash_attention));
+    CAPTURE(fill_from);
+    llama_cpp::EngineOptions options = options_for(256, type, flash_attention);
+    options.fill_from = fill_from;
+    const auto engine = open_engine(model, options);
+    CHECK(engine->fill_from() == fill_from);
     const Work work = make_work(*engine, count);
     const Outcome outcome = compute(*engine, work, asked);
     CHECK(changed_cells(*engine, work.stale, outcome.blob, last_layer, count) == expected);
@@ -249,6 +254,28 @@ TEST_CASE("flash attention gets enough rows for its fast kernel where it has one
   check(DType::f16, false, wanted, wanted);
   // As few as no kernel is faster for.
   check(DType::f16, true, {10, 50, 90, 130}, {10, 50, 90, 130});
+  check(DType::f16, true, wanted, filled, 20);
+  check(DType::f16, true, wanted, wanted, 21);
+}
+
+TEST_CASE("how many rows the fast kernel pays for is measured and leaves nothing behind") {
+  const llama_cpp::Model model = tiny_model("llama");
+  const Tokens tokens = random_tokens(100, model, 1);
+  for (const DType type : {DType::f16, DType::bf16}) {
+    llama_cpp::EngineOptions options = options_for(256, type, true);
+    const auto plain = open_engine(model, options);
+    options.fill_from = 0;
+    const auto measured = open_engine(model, options);
+    if (type == DType::f16) {
+      CHECK(measured->fill_from() >= 1);
+      CHECK(measured->fill_from() <= 64);
+    } else {
+      CHECK(measured->fill_from() == 64);  // it has no fast kernel
+    }
+    CHECK(measured->rows() == 0);
+    CHECK(measured->route() == Route::in_place);
+    check_same(prefill(*measured, {tokens}), prefill(*plain, {tokens}));
+  }
 }
 
 TEST_CASE("rows that are added run from the layer that the others start at or not at all") {
