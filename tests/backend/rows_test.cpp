@@ -109,11 +109,11 @@ TEST_CASE_TEMPLATE("a NaN in a row shows in its deviation alone", Backend, KVBLE
 
 TEST_CASE_TEMPLATE("a row of padding has no memory to compare and deviates by nothing", Backend,
                    KVBLEND_TEST_BACKENDS) {
-  const std::int64_t slots[] = {1, -1, 0};
+  const std::vector<std::int64_t> slots{1, -1, 0};
   std::vector<float> cache(8, 2.0f);  // two slots: reading any other is seen by the sanitizers
   const auto pool = block_pool<F32Codec>({2, 1, 1, 4, 0});
   REQUIRE(pool.ok());
-  const auto layout = by_slots(pool.value, slots, 3);
+  const auto layout = by_slots(pool.value, slots.data(), 3);
   REQUIRE(layout.ok());
   const Plane<F32Codec, SlotLayout<std::int64_t>> reused(reinterpret_cast<std::byte*>(cache.data()), layout.value);
   Rows<F32Codec> fresh(3, 1, 4);

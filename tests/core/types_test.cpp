@@ -5,6 +5,7 @@
 #include <kvblend/core/types.hpp>
 
 #include <doctest/doctest.h>
+#include <compare>
 #include <concepts>
 #include <cstdint>
 #include <string>
@@ -30,7 +31,15 @@ static_assert(!std::convertible_to<std::int32_t, Row> && !std::convertible_to<Ro
 static_assert(std::constructible_from<Row, std::int32_t>);
 static_assert(Comparable<Row, Row> && !Comparable<Row, Position> && !Comparable<Row, int>);
 static_assert(Subtractable<Row, Row> && !Subtractable<Row, ActiveIndex> && !Subtractable<Row, int>);
+static_assert(std::three_way_comparable<Row, std::strong_ordering>);
 static_assert(sizeof(Row) == sizeof(std::int32_t) && std::is_trivially_copyable_v<Row>);
+
+// A user's struct with an index in it.
+struct Span {
+  Row first;
+  std::int32_t rows = 0;
+  auto operator<=>(const Span&) const = default;
+};
 
 // The archetype: nothing beyond what the concept asks for.
 struct LeastExecutor {
@@ -51,6 +60,13 @@ TEST_CASE("indices count within their space") {
   CHECK((++row).value == 5);
   CHECK(row < Row(6));
   CHECK(Row() == Row(0));
+}
+
+TEST_CASE("structs of indices compare by default") {
+  CHECK(Span{Row(1), 9} < Span{Row(2), 0});
+  CHECK(Span{Row(2), 0} < Span{Row(2), 1});
+  CHECK(Span{Row(2), 1} == Span{Row(2), 1});
+  CHECK((Row(3) <=> Row(2)) == std::strong_ordering::greater);
 }
 
 TEST_CASE("dtypes have names") {

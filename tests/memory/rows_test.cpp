@@ -6,6 +6,7 @@
 #include <kvblend/memory/rows.hpp>
 
 #include <doctest/doctest.h>
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <random>
@@ -55,6 +56,53 @@ TEST_CASE("rows keep their bits between layouts of different tiles") {
       copy_rows(retiled, 0, dense_plane<F16Codec>(back.data(), 5, 2, 24), 0, 5);
       CHECK(back == dense);
     }
+  }
+}
+
+TEST_CASE_TEMPLATE("many rows go into transposed memory and back and padding is passed over", C, F16Codec, F32Codec) {
+  const unsigned seed = 62;
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  constexpr std::int32_t kRows = 150, kHeads = 3, kDim = 20, kBlock = 8;
+  constexpr std::size_t kBytes = C::block_bytes;
+  std::vector<std::byte> dense(std::size_t{kRows} * kHeads * kDim * kBytes);
+  for (std::byte& byte : dense) byte = static_cast<std::byte>(random());
+  const auto source = dense_plane<C>(static_cast<const std::byte*>(dense.data()), kRows, kHeads, kDim);
+
+  // [blocks, heads, head_dim, rows of a block], rows by slots in any order, every seventh one padding.
+  std::vector<std::int32_t> slots(kRows);
+  for (std::int32_t i = 0; i < kRows; ++i) slots[static_cast<std::size_t>(i)] = i;
+  std::shuffle(slots.begin(), slots.end(), random);
+  for (std::size_t i = 0; i < slots.size(); i += 7) slots[i] = -1;
+  constexpr std::int64_t kValue = std::int64_t{kBlock} * static_cast<std::int64_t>(kBytes);
+  const BlockPool pool((kRows + kBlock - 1) / kBlock, kBlock, HeadShape(kHeads, kDim, kDim * kValue, 1, kValue),
+                       kHeads * kDim * kValue, static_cast<std::int64_t>(kBytes));
+  std::vector<std::byte> memory(static_cast<std::size_t>(pool.block_count * pool.block_stride), std::byte{0x5a});
+  const SlotPlane<C> transposed(memory.data(), SlotLayout<>(pool, slots.data(), kRows));
+  const std::int32_t first = 3;
+  copy_rows(source, first, transposed, first, kRows - first);
+
+  std::vector<std::byte> expected(memory.size(), std::byte{0x5a});
+  for (std::int32_t row = first; row < kRows; ++row) {
+    const std::int32_t slot = slots[static_cast<std::size_t>(row)];
+    for (std::int32_t value = 0; value < kHeads * kDim && slot >= 0; ++value) {
+      const std::size_t from = static_cast<std::size_t>(row * kHeads * kDim + value) * kBytes;
+      const std::size_t to =
+          static_cast<std::size_t>((slot / kBlock * kHeads * kDim + value) * kBlock + slot % kBlock) * kBytes;
+      std::copy_n(dense.begin() + static_cast<std::ptrdiff_t>(from), kBytes,
+                  expected.begin() + static_cast<std::ptrdiff_t>(to));
+    }
+  }
+  CHECK(memory == expected);
+
+  std::vector<std::byte> back(dense.size(), std::byte{1});
+  copy_rows(transposed, 0, dense_plane<C>(back.data(), kRows, kHeads, kDim), 0, kRows);
+  for (std::int32_t row = first; row < kRows; ++row) {
+    const std::size_t bytes = std::size_t{kHeads} * kDim * kBytes;
+    const auto at = static_cast<std::ptrdiff_t>(static_cast<std::size_t>(row) * bytes);
+    const bool padding = slots[static_cast<std::size_t>(row)] < 0;
+    CHECK(std::equal(back.begin() + at, back.begin() + at + static_cast<std::ptrdiff_t>(bytes), dense.begin() + at) !=
+          padding);
   }
 }
 

@@ -67,13 +67,13 @@ concept SelfScalingCodec = LocatedCodec<C> &&
 
 // Bytes of `values` consecutive values, a multiple of C::block_values.
 template <StoredFormat C>
-[[nodiscard]] constexpr std::int64_t bytes_of(std::int64_t values) {
+[[nodiscard]] KVBLEND_HOST_DEVICE constexpr std::int64_t bytes_of(std::int64_t values) {
   return values / C::block_values * C::block_bytes;
 }
 
 // The codec of one head of one row.
 template <Codec C>
-[[nodiscard]] auto codec_at(const C& codec, std::int64_t row, std::int32_t head) {
+[[nodiscard]] KVBLEND_HOST_DEVICE auto codec_at(const C& codec, std::int64_t row, std::int32_t head) {
   if constexpr (LocatedCodec<C>) {
     return codec.at(row, head);
   } else {
@@ -89,7 +89,7 @@ concept SameFormat = std::same_as<C, D> || requires(const C a, const D b) {
 
 // Whether bytes mean the same under both, so that they may be copied from one to the other.
 template <Codec C, Codec D>
-[[nodiscard]] bool stores_alike(const C& a, const D& b) {
+[[nodiscard]] KVBLEND_HOST_DEVICE bool stores_alike(const C& a, const D& b) {
   if constexpr (requires { a.stores_like(b); }) {
     return a.stores_like(b);
   } else {
@@ -99,7 +99,7 @@ template <Codec C, Codec D>
 
 // Whether the row has memory for its scales, if there are such.
 template <Codec C>
-[[nodiscard]] bool covers_row(const C& codec, std::int64_t row) {
+[[nodiscard]] KVBLEND_HOST_DEVICE bool covers_row(const C& codec, std::int64_t row) {
   if constexpr (requires { codec.covers(row); }) {
     return codec.covers(row);
   } else {
@@ -120,7 +120,7 @@ Status check_codec(const C& codec, std::int32_t heads) {
 namespace detail {
 
 // The largest magnitude among `count` values. NaN counts as none.
-[[nodiscard]] inline float largest_magnitude(const float* values, std::int32_t count) {
+[[nodiscard]] KVBLEND_HOST_DEVICE inline float largest_magnitude(const float* values, std::int32_t count) {
   float largest = 0;
   for (std::int32_t i = 0; i < count; ++i) {
     const float magnitude = values[i] < 0 ? -values[i] : values[i];

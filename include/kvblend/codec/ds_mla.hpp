@@ -6,12 +6,12 @@
 
 #include <kvblend/codec/codec.hpp>
 #include <kvblend/codec/fp8.hpp>
+#include <kvblend/core/copy.hpp>
 #include <kvblend/core/types.hpp>
 
 #include <cfloat>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
@@ -25,29 +25,33 @@ struct DsMlaLatentCodec {
   static constexpr std::int32_t groups = block_values / group_values;
   static constexpr std::int32_t block_bytes = block_values + groups * 4;
 
-  static void decode(const std::byte* source, float* values, std::int64_t count) {
+  KVBLEND_HOST_DEVICE static void decode(const std::byte* source, float* values, std::int64_t count) {
     for (; count > 0; count -= block_values, source += block_bytes, values += block_values) {
-      Fp8E4M3Codec::decode(source, values, block_values);
+      KVBLEND_ROLLED
       for (std::int32_t group = 0; group < groups; ++group) {
-        float scale;
-        std::memcpy(&scale, source + block_values + group * 4, sizeof scale);
-        for (std::int32_t i = 0; i < group_values; ++i) values[group * group_values + i] *= scale;
+        alignas(16) float scale;
+        detail::read_bytes<sizeof(float)>(source + block_values + group * 4, &scale);
+        float* const to = values + group * group_values;
+        Fp8E4M3Codec::decode(source + group * group_values, to, group_values);
+        KVBLEND_ROLLED
+        for (std::int32_t i = 0; i < group_values; ++i) to[i] *= scale;
       }
     }
   }
 
-  static void encode(const float* values, std::byte* destination, std::int64_t count) {
+  KVBLEND_HOST_DEVICE static void encode(const float* values, std::byte* destination, std::int64_t count) {
     for (; count > 0; count -= block_values, destination += block_bytes, values += block_values) {
+      KVBLEND_ROLLED
       for (std::int32_t group = 0; group < groups; ++group) {
         const float* const from = values + group * group_values;
         const float most = detail::largest_magnitude(from, group_values);
         const float largest = most > FLT_MAX ? FLT_MAX : most;
         const float fitting = largest / Fp8E4M3Codec::largest;
-        const float scale = fitting > FLT_MIN ? fitting : FLT_MIN;
+        alignas(16) const float scale = fitting > FLT_MIN ? fitting : FLT_MIN;
         float scaled[group_values];
         for (std::int32_t i = 0; i < group_values; ++i) scaled[i] = from[i] / scale;
         Fp8E4M3Codec::encode(scaled, destination + group * group_values, group_values);
-        std::memcpy(destination + block_values + group * 4, &scale, sizeof scale);
+        detail::write_bytes<sizeof(float)>(&scale, destination + block_values + group * 4);
       }
     }
   }

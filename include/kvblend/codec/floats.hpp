@@ -102,34 +102,57 @@ template <class Int, class UInt, class Float>
 
 namespace detail {
 
-struct ToFloat {
-  template <class Stored>
-  KVBLEND_HOST_DEVICE constexpr float operator()(Stored value) const {
-    return to_float(value);
-  }
-};
-struct ToFloat16 {
-  KVBLEND_HOST_DEVICE constexpr Float16 operator()(float value) const { return to_float16(value); }
-};
-struct ToBFloat16 {
-  KVBLEND_HOST_DEVICE constexpr BFloat16 operator()(float value) const { return to_bfloat16(value); }
-};
-
-// to_float16 and to_float, by the hardware's instructions if they are compiled for.
-[[nodiscard]] inline Float16 float16_of(float value) {
-#if KVBLEND_X86_LANES
+// to_float16 and to_float, by the hardware's instructions if they are compiled for. A NaN may lose its payload.
+[[nodiscard]] KVBLEND_HOST_DEVICE inline Float16 float16_of(float value) {
+#if KVBLEND_ON_DEVICE
+  Float16 half;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half.bits) : "f"(value));
+  return half;
+#elif KVBLEND_X86_LANES
   return {static_cast<std::uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT))};
 #else
   return to_float16(value);
 #endif
 }
-[[nodiscard]] inline float float_of(Float16 value) {
-#if KVBLEND_X86_LANES
+[[nodiscard]] KVBLEND_HOST_DEVICE inline float float_of(Float16 value) {
+#if KVBLEND_ON_DEVICE
+  float single;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(single) : "h"(value.bits));
+  return single;
+#elif KVBLEND_X86_LANES
   return _cvtsh_ss(value.bits);
 #else
   return to_float(value);
 #endif
 }
+
+// What turns single numbers: those that lanes leave over, by the formulas; on the device all, by its instructions.
+struct ToFloat {
+  template <class Stored>
+  KVBLEND_HOST_DEVICE constexpr float operator()(Stored value) const {
+    return to_float(value);
+  }
+  KVBLEND_HOST_DEVICE float operator()(Float16 value) const {
+#if KVBLEND_ON_DEVICE
+    return float_of(value);
+#else
+    return to_float(value);
+#endif
+  }
+};
+struct ToFloat16 {
+  KVBLEND_HOST_DEVICE Float16 operator()(float value) const {
+#if KVBLEND_ON_DEVICE
+    return float16_of(value);
+#else
+    return to_float16(value);
+#endif
+  }
+};
+struct ToBFloat16 {
+  KVBLEND_HOST_DEVICE constexpr BFloat16 operator()(float value) const { return to_bfloat16(value); }
+};
+
 #if KVBLEND_X86_LANES
 // The same for lanes of bits.
 template <class HalfLanes>
@@ -149,11 +172,19 @@ struct F32Codec {
   static constexpr std::int32_t block_values = 1;
   static constexpr std::int32_t block_bytes = 4;
 
-  static void decode(const std::byte* source, float* values, std::int64_t count) {
+  KVBLEND_HOST_DEVICE static void decode(const std::byte* source, float* values, std::int64_t count) {
+#if KVBLEND_ON_DEVICE
+    detail::decode_each<float>(source, values, count, detail::Unchanged{});
+#else
     if (count > 0) std::memcpy(values, source, static_cast<std::size_t>(count) * sizeof(float));
+#endif
   }
-  static void encode(const float* values, std::byte* destination, std::int64_t count) {
+  KVBLEND_HOST_DEVICE static void encode(const float* values, std::byte* destination, std::int64_t count) {
+#if KVBLEND_ON_DEVICE
+    detail::encode_each(values, destination, count, detail::Unchanged{});
+#else
     if (count > 0) std::memcpy(destination, values, static_cast<std::size_t>(count) * sizeof(float));
+#endif
   }
   static void load(const std::byte* source, FloatLanes& lanes) { detail::read_lanes(source, lanes); }
   static void store(const FloatLanes& lanes, std::byte* destination) { detail::write_lanes(lanes, destination); }
@@ -164,10 +195,10 @@ struct F16Codec {
   static constexpr std::int32_t block_values = 1;
   static constexpr std::int32_t block_bytes = 2;
 
-  static void decode(const std::byte* source, float* values, std::int64_t count) {
+  KVBLEND_HOST_DEVICE static void decode(const std::byte* source, float* values, std::int64_t count) {
     decode_lanes<Float16>(F16Codec{}, source, values, count, detail::ToFloat{});
   }
-  static void encode(const float* values, std::byte* destination, std::int64_t count) {
+  KVBLEND_HOST_DEVICE static void encode(const float* values, std::byte* destination, std::int64_t count) {
     encode_lanes(F16Codec{}, values, destination, count, detail::ToFloat16{});
   }
   // x86 has instructions for it, if they are compiled for.
@@ -202,10 +233,10 @@ struct Bf16Codec {
   static constexpr std::int32_t block_values = 1;
   static constexpr std::int32_t block_bytes = 2;
 
-  static void decode(const std::byte* source, float* values, std::int64_t count) {
+  KVBLEND_HOST_DEVICE static void decode(const std::byte* source, float* values, std::int64_t count) {
     decode_lanes<BFloat16>(Bf16Codec{}, source, values, count, detail::ToFloat{});
   }
-  static void encode(const float* values, std::byte* destination, std::int64_t count) {
+  KVBLEND_HOST_DEVICE static void encode(const float* values, std::byte* destination, std::int64_t count) {
     encode_lanes(Bf16Codec{}, values, destination, count, detail::ToBFloat16{});
   }
   static void load(const std::byte* source, FloatLanes& lanes) {

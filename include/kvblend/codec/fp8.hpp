@@ -12,6 +12,7 @@
 #include <kvblend/codec/codec.hpp>
 #include <kvblend/codec/floats.hpp>
 #include <kvblend/codec/lanes.hpp>
+#include <kvblend/core/arithmetic.hpp>
 #include <kvblend/core/types.hpp>
 
 #include <cstddef>
@@ -48,15 +49,6 @@ struct E5M2Format {
   static constexpr float kLargestFloat = 57344.0f;
   static constexpr float kSmallestNormal = 0x1p-14f;
 };
-
-template <class Int>
-[[nodiscard]] KVBLEND_HOST_DEVICE constexpr Int smaller(const Int& a, const Int& b) {
-  return a < b ? a : b;
-}
-template <class Int>
-[[nodiscard]] KVBLEND_HOST_DEVICE constexpr Int larger(const Int& a, const Int& b) {
-  return a < b ? b : a;
-}
 
 // For one number or for lanes of them: Int is std::int32_t or Int32Lanes, the low 8 bits of which are the word; Float
 // goes with it.
@@ -154,10 +146,10 @@ struct Fp8Codec {
   static constexpr std::int32_t block_bytes = 1;
   static constexpr float largest = Format::kLargestFloat;  // nvcc cannot make it of the bits
 
-  static void decode(const std::byte* source, float* values, std::int64_t count) {
+  KVBLEND_HOST_DEVICE static void decode(const std::byte* source, float* values, std::int64_t count) {
     decode_lanes<std::uint8_t>(Fp8Codec{}, source, values, count, FromFp8<Format>{});
   }
-  static void encode(const float* values, std::byte* destination, std::int64_t count) {
+  KVBLEND_HOST_DEVICE static void encode(const float* values, std::byte* destination, std::int64_t count) {
     encode_lanes(Fp8Codec{}, values, destination, count, ToFp8<Format>{});
   }
   static void load(const std::byte* source, FloatLanes& lanes) {

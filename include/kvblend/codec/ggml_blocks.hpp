@@ -19,7 +19,9 @@
 #include <kvblend/codec/byte_lanes.hpp>
 #include <kvblend/codec/codec.hpp>
 #include <kvblend/codec/floats.hpp>
+#include <kvblend/codec/ggml_each.hpp>
 #include <kvblend/codec/lanes.hpp>
+#include <kvblend/core/arithmetic.hpp>
 #include <kvblend/core/types.hpp>
 
 #include <cstddef>
@@ -28,32 +30,14 @@
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
-inline constexpr std::int32_t kGgmlBlockValues = 32;
-
 namespace detail {
 
 inline constexpr std::int32_t kBlockLanes = kGgmlBlockValues / kLanes;  // that hold a block
 
-// The same float, of which the compiler knows nothing: what it came from is not fused with or folded into what is done
-// to it, whatever the flags allow. Not even that it is the same each time (volatile): a divisor that is would have its
-// reciprocal taken once for all.
-[[nodiscard]] inline float as_computed(float value) {
-#if defined(__x86_64__)
-  __asm__ volatile("" : "+x"(value));
-  return value;
-#else
-  auto bits = __builtin_bit_cast(std::uint32_t, value);
-  __asm__ volatile("" : "+r"(bits));
-  return __builtin_bit_cast(float, bits);
-#endif
-}
+// The same bits, of which the compiler knows nothing.
 [[nodiscard]] inline std::uint32_t unknown_to_compiler(std::uint32_t bits) {
   __asm__("" : "+r"(bits));
   return bits;
-}
-
-[[nodiscard]] KVBLEND_HOST_DEVICE constexpr std::int32_t magnitude_bits(float value) {
-  return static_cast<std::int32_t>(__builtin_bit_cast(std::uint32_t, value) & 0x7fffffffu);
 }
 
 // Bits of the largest magnitude among a block's values; NaNs are above infinity.
@@ -83,14 +67,6 @@ inline void put_scale(Float16 scale, std::byte* block) { std::memcpy(block, &sca
   return float_of(scale);
 }
 
-inline constexpr Float16 kFloat16NaN{0x7e00};
-inline constexpr std::int32_t kInfinityBits = 0x7f800000;
-
-[[nodiscard]] inline bool is_usable_factor(float factor) {
-  const std::int32_t magnitude = magnitude_bits(factor);
-  return magnitude != 0 && magnitude < kInfinityBits;
-}
-
 // lanes * factor, and nothing that is done to the product is fused with it.
 inline void multiply(const FloatLanes& lanes, float factor, FloatLanes& product) {
 #if defined(__x86_64__) && KVBLEND_VECTOR_FORMULAS
@@ -105,9 +81,8 @@ inline void put_q8_0_numbers(const FloatLanes* values, float factor, std::byte* 
   for (std::int32_t j = 0; j < kBlockLanes; ++j) {
     FloatLanes product;
     multiply(values[j], factor, product);
-    // Halves away from zero: the largest float below 0.5 carries them, and no value below a half.
     const auto sign = __builtin_bit_cast(UInt32Lanes, product) & 0x80000000u;
-    const FloatLanes sum = product + __builtin_bit_cast(FloatLanes, sign | 0x3effffffu);
+    const FloatLanes sum = product + __builtin_bit_cast(FloatLanes, sign | kAlmostHalf);
     UInt8Lanes bytes;
     narrow(__builtin_convertvector(sum, Int32Lanes), bytes);
     write_lanes(bytes, numbers + j * kLanes);
@@ -187,19 +162,29 @@ inline void encode_q4_0(const FloatLanes* lanes, std::byte* block) {
 
 // `count` values, block by block.
 template <LaneBlockCodec C>
-void decode_blocks(const C& codec, const std::byte* source, float* values, std::int64_t count) {
+KVBLEND_HOST_DEVICE void decode_blocks([[maybe_unused]] const C& codec, const std::byte* source, float* values,
+                                       std::int64_t count) {
   for (std::int64_t at = 0; at < count; at += C::block_values, source += C::block_bytes) {
+#if KVBLEND_ON_DEVICE
+    decode_block_each(typename C::Block{}, source, values + at);
+#else
     FloatLanes lanes[std::size_t{C::block_values / kLanes}];
     codec.load_block(source, lanes);
     write_lanes(lanes, values + at);
+#endif
   }
 }
 template <LaneBlockCodec C>
-void encode_blocks(const C& codec, const float* values, std::byte* destination, std::int64_t count) {
+KVBLEND_HOST_DEVICE void encode_blocks([[maybe_unused]] const C& codec, const float* values, std::byte* destination,
+                                       std::int64_t count) {
   for (std::int64_t at = 0; at < count; at += C::block_values, destination += C::block_bytes) {
+#if KVBLEND_ON_DEVICE
+    encode_block_each(typename C::Block{}, values + at, destination);
+#else
     FloatLanes lanes[std::size_t{C::block_values / kLanes}];
     read_lanes(values + at, lanes);
     codec.store_block(lanes, destination);
+#endif
   }
 }
 
@@ -207,14 +192,15 @@ void encode_blocks(const C& codec, const float* values, std::byte* destination, 
 
 // Runs are multiples of 32 values.
 struct Q8_0Codec {
+  using Block = detail::Q8_0Block;
   static constexpr DType dtype = DType::q8_0;
   static constexpr std::int32_t block_values = kGgmlBlockValues;
   static constexpr std::int32_t block_bytes = 34;
 
-  static void decode(const std::byte* source, float* values, std::int64_t count) {
+  KVBLEND_HOST_DEVICE static void decode(const std::byte* source, float* values, std::int64_t count) {
     detail::decode_blocks(Q8_0Codec{}, source, values, count);
   }
-  static void encode(const float* values, std::byte* destination, std::int64_t count) {
+  KVBLEND_HOST_DEVICE static void encode(const float* values, std::byte* destination, std::int64_t count) {
     detail::encode_blocks(Q8_0Codec{}, values, destination, count);
   }
   static void load_block(const std::byte* source, FloatLanes* lanes) {
@@ -224,14 +210,15 @@ struct Q8_0Codec {
 };
 
 struct Q4_0Codec {
+  using Block = detail::Q4_0Block;
   static constexpr DType dtype = DType::q4_0;
   static constexpr std::int32_t block_values = kGgmlBlockValues;
   static constexpr std::int32_t block_bytes = 18;
 
-  static void decode(const std::byte* source, float* values, std::int64_t count) {
+  KVBLEND_HOST_DEVICE static void decode(const std::byte* source, float* values, std::int64_t count) {
     detail::decode_blocks(Q4_0Codec{}, source, values, count);
   }
-  static void encode(const float* values, std::byte* destination, std::int64_t count) {
+  KVBLEND_HOST_DEVICE static void encode(const float* values, std::byte* destination, std::int64_t count) {
     detail::encode_blocks(Q4_0Codec{}, values, destination, count);
   }
   static void load_block(const std::byte* source, FloatLanes* lanes) {

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <kvblend/codec/codec.hpp>
+#include <kvblend/core/arithmetic.hpp>
 #include <kvblend/core/types.hpp>
 
 #include <cstddef>
@@ -31,7 +32,7 @@ namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 namespace detail {
 
 // 1 / sqrt(n) for a power of two, as single precision computes it.
-[[nodiscard]] constexpr float inverse_root(std::int32_t n) {
+[[nodiscard]] KVBLEND_HOST_DEVICE constexpr float inverse_root(std::int32_t n) {
   float root = 1;
   for (; n >= 4; n /= 4) root *= 2;
   return n == 2 ? 1.0f / (root * 0x1.6a09e6p+0f) : 1.0f / root;  // sqrt(2) to 24 bits
@@ -40,7 +41,8 @@ namespace detail {
 // One step of the transform: sums and differences of neighbours. Results are put so that after log2(N) steps each value
 // is where it belongs, and so that every step reads and writes in the same order, which vectorises.
 template <std::int32_t N>
-inline void hadamard_step(const float* __restrict from, float* __restrict to) {
+KVBLEND_HOST_DEVICE inline void hadamard_step(const float* __restrict from, float* __restrict to) {
+  KVBLEND_ROLLED
   for (std::int32_t i = 0; i < N / 2; ++i) {
     to[i] = from[2 * i] + from[2 * i + 1];
     to[i + N / 2] = from[2 * i] - from[2 * i + 1];
@@ -49,17 +51,23 @@ inline void hadamard_step(const float* __restrict from, float* __restrict to) {
 
 // `to` = H `from`; they may be the same.
 template <std::int32_t N>
-void hadamard(const float* from, float* to) {
+KVBLEND_HOST_DEVICE void hadamard(const float* from, float* to) {
   alignas(64) float a[static_cast<std::size_t>(N)];
   alignas(64) float b[static_cast<std::size_t>(N)];
   constexpr float kScale = inverse_root(N);
+#if KVBLEND_ON_DEVICE
+  KVBLEND_ROLLED
+  for (std::int32_t i = 0; i < N; ++i) a[i] = rounded_product(from[i], kScale);
+#else
   // Hidden from the compiler, or it would fuse the product with the first step's sums, which rounds differently.
   std::uint32_t no_bits = 0;
   __asm__("" : "+r"(no_bits));
   for (std::int32_t i = 0; i < N; ++i) {
     a[i] = __builtin_bit_cast(float, __builtin_bit_cast(std::uint32_t, from[i] * kScale) ^ no_bits);
   }
+#endif
   std::int32_t done = 1;
+  KVBLEND_ROLLED
   for (; 4 * done < N; done *= 4) {
     hadamard_step<N>(a, b);
     hadamard_step<N>(b, a);
@@ -83,13 +91,13 @@ struct HadamardCodec {
   static constexpr std::int32_t block_values = N;
   static constexpr std::int32_t block_bytes = N / Inner::block_values * Inner::block_bytes;
 
-  static void decode(const std::byte* source, float* values, std::int64_t count) {
+  KVBLEND_HOST_DEVICE static void decode(const std::byte* source, float* values, std::int64_t count) {
     for (std::int64_t done = 0; done < count; done += N, source += block_bytes) {
       Inner{}.decode(source, values + done, N);
       detail::hadamard<N>(values + done, values + done);
     }
   }
-  static void encode(const float* values, std::byte* destination, std::int64_t count) {
+  KVBLEND_HOST_DEVICE static void encode(const float* values, std::byte* destination, std::int64_t count) {
     float turned[static_cast<std::size_t>(N)];
     for (std::int64_t done = 0; done < count; done += N, destination += block_bytes) {
       detail::hadamard<N>(values + done, turned);

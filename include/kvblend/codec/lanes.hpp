@@ -5,6 +5,7 @@
 #pragma once
 
 #include <kvblend/codec/codec.hpp>
+#include <kvblend/codec/each.hpp>
 #include <kvblend/core/config.hpp>
 
 #include <concepts>
@@ -75,9 +76,14 @@ void write_lanes(const Lanes& lanes, void* destination) {
 
 }  // namespace detail
 
-// `count` values, lanes by lanes, the rest one by one through `one`, which turns a stored value into a float.
+// `count` values, lanes by lanes, the rest one by one through `one`, which turns a stored value into a float. A device
+// has no lanes: there all go one by one.
 template <class Stored, LaneCodec C, class One>
-void decode_lanes(const C& codec, const std::byte* source, float* values, std::int64_t count, const One& one) {
+KVBLEND_HOST_DEVICE void decode_lanes([[maybe_unused]] const C& codec, const std::byte* source, float* values,
+                                      std::int64_t count, const One& one) {
+#if KVBLEND_ON_DEVICE
+  detail::decode_each<Stored>(source, values, count, one);
+#else
   const std::int64_t whole = count - count % kLanes;
   for (std::int64_t at = 0; at < whole; at += kLanes) {
     FloatLanes lanes;
@@ -89,11 +95,16 @@ void decode_lanes(const C& codec, const std::byte* source, float* values, std::i
     std::memcpy(&stored, source + at * C::block_bytes, sizeof stored);
     values[at] = one(stored);
   }
+#endif
 }
 
 // The way back.
 template <LaneCodec C, class One>
-void encode_lanes(const C& codec, const float* values, std::byte* destination, std::int64_t count, const One& one) {
+KVBLEND_HOST_DEVICE void encode_lanes([[maybe_unused]] const C& codec, const float* values, std::byte* destination,
+                                      std::int64_t count, const One& one) {
+#if KVBLEND_ON_DEVICE
+  detail::encode_each(values, destination, count, one);
+#else
   const std::int64_t whole = count - count % kLanes;
   for (std::int64_t at = 0; at < whole; at += kLanes) {
     FloatLanes lanes;
@@ -104,6 +115,7 @@ void encode_lanes(const C& codec, const float* values, std::byte* destination, s
     const auto stored = one(values[at]);
     std::memcpy(destination + at * C::block_bytes, &stored, sizeof stored);
   }
+#endif
 }
 
 }  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

@@ -10,14 +10,15 @@
 
 #include <kvblend/codec/codec.hpp>
 #include <kvblend/codec/lanes.hpp>
+#include <kvblend/core/arithmetic.hpp>
+#include <kvblend/core/copy.hpp>
 #include <kvblend/core/status.hpp>
 #include <kvblend/core/types.hpp>
 
+#include <cfloat>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <limits>
 #include <type_traits>
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
@@ -43,7 +44,7 @@ struct TensorScale {
 
   [[nodiscard]] KVBLEND_HOST_DEVICE float scale(std::int64_t, std::int32_t) const { return value; }
   Status check(std::int32_t heads) const;
-  [[nodiscard]] bool same_as(const TensorScale& other) const;
+  [[nodiscard]] KVBLEND_HOST_DEVICE bool same_as(const TensorScale& other) const;
 };
 
 // One scale for each KV head: [count], which must be the plane's number of heads.
@@ -53,7 +54,7 @@ struct HeadScales {
 
   [[nodiscard]] KVBLEND_HOST_DEVICE float scale(std::int64_t, std::int32_t head) const { return values[head]; }
   Status check(std::int32_t heads) const;
-  [[nodiscard]] bool same_as(const HeadScales& other) const;
+  [[nodiscard]] KVBLEND_HOST_DEVICE bool same_as(const HeadScales& other) const;
 };
 
 // One f32, of any alignment, for each row and head, or for each row if the layout has one head. L is a layout as
@@ -73,34 +74,35 @@ struct TokenScales {
     return base + layout.offset(row, per_head() ? head : 0, 0);
   }
   [[nodiscard]] KVBLEND_HOST_DEVICE float scale(std::int64_t row, std::int32_t head) const {
-    float value = 0;
-    std::memcpy(&value, at(row, head), sizeof value);
+    alignas(16) float value = 0;
+    detail::read_bytes<sizeof(float)>(at(row, head), &value);
     return value;
   }
   KVBLEND_HOST_DEVICE void put(std::int64_t row, std::int32_t head, float value) const
       requires(!std::is_const_v<Byte>) {
-    std::memcpy(at(row, head), &value, sizeof value);
+    alignas(16) const float stored = value;
+    detail::write_bytes<sizeof(stored)>(&stored, at(row, head));
   }
 
   Status check(std::int32_t heads) const;
-  [[nodiscard]] bool covers(std::int64_t row) const { return layout.contains(row); }
+  [[nodiscard]] KVBLEND_HOST_DEVICE bool covers(std::int64_t row) const { return layout.contains(row); }
   // Whether the row has memory for its scales, and scales in it.
   Status check_row(std::int64_t row) const;
   // Whether bytes may be copied to rows with the `other` scales: to as many of them, and such that are written along.
   template <class M, class B>
-  [[nodiscard]] bool same_as(const TokenScales<M, B>& other) const {
+  [[nodiscard]] KVBLEND_HOST_DEVICE bool same_as(const TokenScales<M, B>& other) const {
     return !std::is_const_v<B> && layout.heads() == other.layout.heads();
   }
 };
 
 namespace detail {
 
-[[nodiscard]] inline float fitting_scale(float amax, float largest) {
+[[nodiscard]] KVBLEND_HOST_DEVICE inline float fitting_scale(float amax, float largest) {
   const auto bits = __builtin_bit_cast(std::uint32_t, amax) & 0x7fffffffu;
   if (bits == 0) return 1.0f;
-  if (bits >= 0x7f800000u) return (std::numeric_limits<float>::max)() / largest;
-  const float scale = __builtin_bit_cast(float, bits) / largest;
-  return is_scale(scale) ? scale : (std::numeric_limits<float>::min)();
+  if (bits >= 0x7f800000u) return rounded_quotient(FLT_MAX, largest);
+  const float scale = rounded_quotient(__builtin_bit_cast(float, bits), largest);
+  return is_scale(scale) ? scale : FLT_MIN;
 }
 
 }  // namespace detail
@@ -114,8 +116,8 @@ struct ScaledRun {
 
   float scale = 1;
 
-  void decode(const std::byte* source, float* values, std::int64_t count) const;
-  void encode(const float* values, std::byte* destination, std::int64_t count) const;
+  KVBLEND_HOST_DEVICE void decode(const std::byte* source, float* values, std::int64_t count) const;
+  KVBLEND_HOST_DEVICE void encode(const float* values, std::byte* destination, std::int64_t count) const;
   void load(const std::byte* source, FloatLanes& lanes) const requires LaneCodec<Inner> {
     Inner{}.load(source, lanes);
     lanes *= scale;
@@ -145,29 +147,33 @@ struct Scaled {
     return {scales.scale(row, head)};
   }
   Status check(std::int32_t heads) const { return scales.check(heads); }
-  [[nodiscard]] bool covers(std::int64_t row) const requires requires(const Scales s) { s.covers(row); }
+  [[nodiscard]] KVBLEND_HOST_DEVICE bool covers(std::int64_t row) const requires requires(const Scales s) {
+    s.covers(row);
+  }
   { return scales.covers(row); }
   Status check_row(std::int64_t row) const requires requires(const Scales s) { s.check_row(row); }
   { return scales.check_row(row); }
   template <class Others>
-  [[nodiscard]] bool stores_like(const Scaled<Inner, Others>& other) const requires requires(const Scales s) {
+  [[nodiscard]] KVBLEND_HOST_DEVICE bool stores_like(const Scaled<Inner, Others>& other) const requires
+      requires(const Scales s) {
     s.same_as(other.scales);
   }
   { return scales.same_as(other.scales); }
 
   // What makes it a SelfScalingCodec, if the policy stores scales.
-  [[nodiscard]] bool scale_per_head() const requires(kStoresScales) { return scales.per_head(); }
+  [[nodiscard]] KVBLEND_HOST_DEVICE bool scale_per_head() const requires(kStoresScales) { return scales.per_head(); }
   // The scale is amax / Inner's largest number; 1 for zeros. Where amax is infinite or NaN, the largest scale that all
   // finite values fit under.
-  [[nodiscard]] ScaledRun<Inner> fitted(float amax) const requires(kStoresScales) {
+  [[nodiscard]] KVBLEND_HOST_DEVICE ScaledRun<Inner> fitted(float amax) const requires(kStoresScales) {
     return {detail::fitting_scale(amax, Inner::largest)};
   }
-  void put_scale(std::int64_t row, std::int32_t head, const ScaledRun<Inner>& run) const requires(kStoresScales) {
+  KVBLEND_HOST_DEVICE void put_scale(std::int64_t row, std::int32_t head, const ScaledRun<Inner>& run) const
+      requires(kStoresScales) {
     scales.put(row, head, run.scale);
   }
   template <class Others>
-  void copy_scale(std::int64_t row, std::int32_t head, const Scaled<Inner, Others>& from, std::int64_t from_row,
-                  std::int32_t from_head) const requires(kStoresScales) {
+  KVBLEND_HOST_DEVICE void copy_scale(std::int64_t row, std::int32_t head, const Scaled<Inner, Others>& from,
+                                      std::int64_t from_row, std::int32_t from_head) const requires(kStoresScales) {
     scales.put(row, head, from.scales.scale(from_row, from_head));
   }
 };
@@ -190,7 +196,7 @@ inline Status TensorScale::check(std::int32_t) const {
   return {};
 }
 
-inline bool TensorScale::same_as(const TensorScale& other) const {
+KVBLEND_HOST_DEVICE inline bool TensorScale::same_as(const TensorScale& other) const {
   return __builtin_bit_cast(std::uint32_t, value) == __builtin_bit_cast(std::uint32_t, other.value);
 }
 
@@ -205,10 +211,15 @@ inline Status HeadScales::check(std::int32_t heads) const {
   return {};
 }
 
-inline bool HeadScales::same_as(const HeadScales& other) const {
+KVBLEND_HOST_DEVICE inline bool HeadScales::same_as(const HeadScales& other) const {
   if (count != other.count) return false;
-  const std::size_t bytes = count > 0 ? static_cast<std::size_t>(count) * sizeof(float) : 0;
-  return values == other.values || bytes == 0 || std::memcmp(values, other.values, bytes) == 0;
+  if (values == other.values) return true;
+  for (std::int32_t head = 0; head < count; ++head) {
+    if (__builtin_bit_cast(std::uint32_t, values[head]) != __builtin_bit_cast(std::uint32_t, other.values[head])) {
+      return false;
+    }
+  }
+  return true;
 }
 
 template <class L, class Byte>
@@ -240,7 +251,7 @@ Status TokenScales<L, Byte>::check_row(std::int64_t row) const {
 }
 
 template <RunCodec Inner>
-void ScaledRun<Inner>::decode(const std::byte* source, float* values, std::int64_t count) const {
+KVBLEND_HOST_DEVICE void ScaledRun<Inner>::decode(const std::byte* source, float* values, std::int64_t count) const {
   const float factor = scale;  // not reloaded for each value that is written
   Inner{}.decode(source, values, count);
   for (; count >= detail::kScaledBlock; count -= detail::kScaledBlock, values += detail::kScaledBlock) {
@@ -250,7 +261,8 @@ void ScaledRun<Inner>::decode(const std::byte* source, float* values, std::int64
 }
 
 template <RunCodec Inner>
-void ScaledRun<Inner>::encode(const float* values, std::byte* destination, std::int64_t count) const {
+KVBLEND_HOST_DEVICE void ScaledRun<Inner>::encode(const float* values, std::byte* destination,
+                                                  std::int64_t count) const {
   constexpr std::int64_t kBlock = block_values > detail::kScaledBlock ? block_values : detail::kScaledBlock;
   static_assert(kBlock % block_values == 0);
   float quotients[static_cast<std::size_t>(kBlock)];

@@ -19,3 +19,15 @@
 #else
 #define KVBLEND_HOST_DEVICE
 #endif
+
+// 1 where a function's device code is compiled, which may then differ from its host code. On the device alone the two
+// that follow say whether a loop is unrolled: where its values are to stay in registers, or where it is long.
+#if defined(__CUDA_ARCH__)
+#define KVBLEND_ON_DEVICE 1
+#define KVBLEND_UNROLL _Pragma("unroll")
+#define KVBLEND_ROLLED _Pragma("unroll 1")
+#else
+#define KVBLEND_ON_DEVICE 0
+#define KVBLEND_UNROLL
+#define KVBLEND_ROLLED
+#endif

@@ -20,7 +20,14 @@ struct Index {
   constexpr Index() = default;
   KVBLEND_HOST_DEVICE constexpr explicit Index(std::int32_t v) : value(v) {}
 
-  friend constexpr auto operator<=>(const Index&, const Index&) = default;
+  // Written out, as device code cannot call the standard library's orderings; <=> is what a default of a struct with
+  // such a member asks for.
+  KVBLEND_HOST_DEVICE friend constexpr bool operator==(Index a, Index b) { return a.value == b.value; }
+  KVBLEND_HOST_DEVICE friend constexpr bool operator<(Index a, Index b) { return a.value < b.value; }
+  KVBLEND_HOST_DEVICE friend constexpr bool operator>(Index a, Index b) { return a.value > b.value; }
+  KVBLEND_HOST_DEVICE friend constexpr bool operator<=(Index a, Index b) { return a.value <= b.value; }
+  KVBLEND_HOST_DEVICE friend constexpr bool operator>=(Index a, Index b) { return a.value >= b.value; }
+  friend constexpr std::strong_ordering operator<=>(Index a, Index b) { return a.value <=> b.value; }
   KVBLEND_HOST_DEVICE friend constexpr Index operator+(Index a, std::int32_t n) { return Index(a.value + n); }
   KVBLEND_HOST_DEVICE friend constexpr std::int32_t operator-(Index a, Index b) { return a.value - b.value; }
   KVBLEND_HOST_DEVICE constexpr Index& operator++() {
@@ -53,10 +60,10 @@ inline constexpr DType kAllDTypes[] = {DType::f32,     DType::f16,  DType::bf16,
                                        DType::f8_e5m2, DType::q8_0, DType::q4_0};
 
 // Values that are stored together, and bytes of such a block.
-[[nodiscard]] constexpr std::int32_t block_values(DType dtype) {
+[[nodiscard]] KVBLEND_HOST_DEVICE constexpr std::int32_t block_values(DType dtype) {
   return dtype == DType::q8_0 || dtype == DType::q4_0 ? 32 : 1;
 }
-[[nodiscard]] constexpr std::int32_t block_bytes(DType dtype) {
+[[nodiscard]] KVBLEND_HOST_DEVICE constexpr std::int32_t block_bytes(DType dtype) {
   switch (dtype) {
     case DType::f32: return 4;
     case DType::f16: return 2;

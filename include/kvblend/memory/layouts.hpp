@@ -62,6 +62,7 @@ struct ContiguousLayout : HeadShape {
   [[nodiscard]] KVBLEND_HOST_DEVICE bool contains_rows(std::int64_t first, std::int64_t count) const {
     return first >= 0 && first <= row_count && count <= row_count - first;
   }
+  [[nodiscard]] bool lists_rows(std::int64_t first, std::int64_t count) const { return contains_rows(first, count); }
   [[nodiscard]] KVBLEND_HOST_DEVICE std::int64_t offset(std::int64_t row, std::int32_t head, std::int32_t tile) const {
     return row * row_stride + within_row(head, tile);
   }
@@ -113,6 +114,10 @@ struct PagedLayout : BlockPool {
     return row >= 0 && row < row_count && block_size > 0 && row / block_size < table_size &&
            has_block(block_table[row / block_size]);
   }
+  [[nodiscard]] bool lists_rows(std::int64_t first, std::int64_t count) const {
+    if (first < 0 || block_size <= 0 || first > row_count || count > row_count - first) return false;
+    return count == 0 || (first + count - 1) / block_size < table_size;
+  }
   // Valid for contained rows only.
   [[nodiscard]] KVBLEND_HOST_DEVICE std::int64_t offset(std::int64_t row, std::int32_t head, std::int32_t tile) const {
     return block_table[row / block_size] * block_stride + row % block_size * row_stride + within_row(head, tile);
@@ -135,6 +140,9 @@ struct SlotLayout : BlockPool {
 
   [[nodiscard]] KVBLEND_HOST_DEVICE bool contains(std::int64_t row) const {
     return row >= 0 && row < slot_count && block_size > 0 && slot(row) >= 0 && has_block(slot(row) / block_size);
+  }
+  [[nodiscard]] bool lists_rows(std::int64_t first, std::int64_t count) const {
+    return first >= 0 && block_size > 0 && first <= slot_count && count <= slot_count - first;
   }
   [[nodiscard]] KVBLEND_HOST_DEVICE bool skips(std::int64_t row) const {
     return row >= 0 && row < slot_count && block_size > 0 && (slot(row) < 0 || slot(row) / block_size < first_block);

@@ -5,10 +5,10 @@
 #pragma once
 
 #include <kvblend/codec/codec.hpp>
+#include <kvblend/core/arithmetic.hpp>
 #include <kvblend/core/status.hpp>
 #include <kvblend/core/types.hpp>
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -20,6 +20,8 @@ namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 // tile_values() consecutive values each; plain layouts have one tile, x-packed ones several.
 //   contains(row)  whether the row has memory: false past the end, or where a block table has no block
 //   contains_rows(first, count)  (optional) whether all of them have, where that is known without asking each
+//   lists_rows(first, count)     (optional) whether the layout says of all of them where they are, without its tables
+//                                being read: what the host can ask of tables in a device's memory
 //   skips(row)     (optional) whether the row is padding, as a negative slot is: it is passed over, and is no error
 template <class L>
 concept Layout = std::is_trivially_copyable_v<L> && requires(const L layout, std::int64_t row, std::int32_t i) {
@@ -76,14 +78,14 @@ concept WritablePlane = ReadablePlane<P> && !std::is_const_v<typename P::byte>;
 
 // Reads values [first, last) of one head of one row into last - first floats. Both are multiples of the codec's block.
 template <ReadablePlane P>
-void decode_values(const P& plane, std::int64_t row, std::int32_t head, std::int32_t first, std::int32_t last,
-                   float* values) {
+KVBLEND_HOST_DEVICE void decode_values(const P& plane, std::int64_t row, std::int32_t head, std::int32_t first,
+                                       std::int32_t last, float* values) {
   const auto codec = codec_at(plane.codec, row, head);
   const std::int32_t run = plane.layout.tile_values();
   for (std::int32_t at = first; at < last;) {
     const std::int32_t tile = at / run;
     const std::int32_t within = at - tile * run;
-    const std::int32_t count = (std::min)(run - within, last - at);
+    const std::int32_t count = detail::smaller(run - within, last - at);
     codec.decode(plane.at(row, head, tile) + bytes_of<typename P::codec_type>(within), values + (at - first), count);
     at += count;
   }
@@ -91,13 +93,13 @@ void decode_values(const P& plane, std::int64_t row, std::int32_t head, std::int
 
 // Writes last - first floats, through `codec`, to values [first, last) of one head of one row.
 template <WritablePlane P, RunCodec C>
-void encode_values(const P& plane, const C& codec, std::int64_t row, std::int32_t head, std::int32_t first,
-                   std::int32_t last, const float* values) {
+KVBLEND_HOST_DEVICE void encode_values(const P& plane, const C& codec, std::int64_t row, std::int32_t head,
+                                       std::int32_t first, std::int32_t last, const float* values) {
   const std::int32_t run = plane.layout.tile_values();
   for (std::int32_t at = first; at < last;) {
     const std::int32_t tile = at / run;
     const std::int32_t within = at - tile * run;
-    const std::int32_t count = (std::min)(run - within, last - at);
+    const std::int32_t count = detail::smaller(run - within, last - at);
     codec.encode(values + (at - first), plane.at(row, head, tile) + bytes_of<typename P::codec_type>(within), count);
     at += count;
   }
@@ -105,26 +107,28 @@ void encode_values(const P& plane, const C& codec, std::int64_t row, std::int32_
 
 // The same, with the codec that the plane has there: a scale that stands is kept.
 template <WritablePlane P>
-void encode_values(const P& plane, std::int64_t row, std::int32_t head, std::int32_t first, std::int32_t last,
-                   const float* values) {
+KVBLEND_HOST_DEVICE void encode_values(const P& plane, std::int64_t row, std::int32_t head, std::int32_t first,
+                                       std::int32_t last, const float* values) {
   encode_values(plane, codec_at(plane.codec, row, head), row, head, first, last, values);
 }
 
 // Reads one head of one row into head_dim floats.
 template <ReadablePlane P>
-void decode_head(const P& plane, std::int64_t row, std::int32_t head, float* values) {
+KVBLEND_HOST_DEVICE void decode_head(const P& plane, std::int64_t row, std::int32_t head, float* values) {
   decode_values(plane, row, head, 0, plane.layout.head_dim(), values);
 }
 
 // Writes head_dim floats to one head of one row; a scale that stands is kept.
 template <WritablePlane P>
-void encode_head(const P& plane, std::int64_t row, std::int32_t head, const float* values) {
+KVBLEND_HOST_DEVICE void encode_head(const P& plane, std::int64_t row, std::int32_t head, const float* values) {
   encode_values(plane, row, head, 0, plane.layout.head_dim(), values);
 }
 
-// Checks that a plane's shape makes sense: heads of head_dim values in whole tiles of whole codec blocks.
+namespace detail {
+
+// check_shape() but for the codec's scales, which may be the device's.
 template <ReadablePlane P>
-Status check_shape(const P& plane, const char* name) {
+Status check_heads(const P& plane, const char* name) {
   const std::int32_t head_dim = plane.layout.head_dim();
   const std::int32_t run = plane.layout.tile_values();
   if (plane.layout.heads() <= 0 || head_dim <= 0 || head_dim > kMaxHeadDim) {
@@ -142,6 +146,15 @@ Status check_shape(const P& plane, const char* name) {
                          to_string(P::codec_type::dtype), static_cast<int>(P::codec_type::block_values))
         .at("%s", name);
   }
+  return {};
+}
+
+}  // namespace detail
+
+// Checks that a plane's shape makes sense: heads of head_dim values in whole tiles of whole codec blocks.
+template <ReadablePlane P>
+Status check_shape(const P& plane, const char* name) {
+  KVBLEND_RETURN_IF_ERROR(detail::check_heads(plane, name));
   const Status status = check_codec(plane.codec, plane.layout.heads());
   if (!status.ok()) return Status::error(status.code(), "%s", status.message()).at("%s %s", name, status.where());
   return {};
@@ -186,5 +199,22 @@ Status check_stored_rows(const P& plane, std::int64_t first, std::int64_t count,
   }
   return {};
 }
+
+// The checks of planes in the host's memory, of which everything can be read, for functions that have others for other
+// memory.
+struct HostPlanes {
+  template <ReadablePlane P>
+  static Status check_shape(const P& plane, const char* name) {
+    return kvblend::check_shape(plane, name);
+  }
+  template <ReadablePlane P>
+  static Status check_rows(const P& plane, std::int64_t first, std::int64_t count, const char* name) {
+    return kvblend::check_rows(plane, first, count, name);
+  }
+  template <ReadablePlane P>
+  static Status check_stored_rows(const P& plane, std::int64_t first, std::int64_t count, const char* name) {
+    return kvblend::check_stored_rows(plane, first, count, name);
+  }
+};
 
 }  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

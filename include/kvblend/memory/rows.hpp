@@ -5,14 +5,15 @@
 #pragma once
 
 #include <kvblend/codec/floats.hpp>
+#include <kvblend/core/arithmetic.hpp>
+#include <kvblend/core/copy.hpp>
 #include <kvblend/core/types.hpp>
 #include <kvblend/memory/plane.hpp>
+#include <kvblend/memory/transposed.hpp>
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
@@ -20,7 +21,7 @@ namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 // Whether two planes are views of the very same rows, by base and kind of layout, so that a move may overwrite what it
 // has yet to read. Planes that overlap in any other way are the caller's mistake.
 template <ReadablePlane P, ReadablePlane Q>
-[[nodiscard]] bool same_rows(const P& source, const Q& destination) {
+[[nodiscard]] KVBLEND_HOST_DEVICE bool same_rows(const P& source, const Q& destination) {
   if constexpr (std::same_as<typename P::layout_type, typename Q::layout_type>) {
     return source.base == destination.base;
   } else {
@@ -33,12 +34,12 @@ namespace detail {
 // Copies byte runs, joining those that follow each other on both sides: a dense run of rows is one memmove.
 class RunCopier {
  public:
-  RunCopier() = default;
+  KVBLEND_HOST_DEVICE RunCopier() {}
   RunCopier(const RunCopier&) = delete;
   RunCopier& operator=(const RunCopier&) = delete;
-  ~RunCopier() { flush(); }
+  KVBLEND_HOST_DEVICE ~RunCopier() { flush(); }
 
-  void add(const std::byte* source, std::byte* destination, std::int64_t bytes) {
+  KVBLEND_HOST_DEVICE void add(const std::byte* source, std::byte* destination, std::int64_t bytes) {
     if (source != source_ + bytes_ || destination != destination_ + bytes_) {
       flush();
       source_ = source;
@@ -46,8 +47,8 @@ class RunCopier {
     }
     bytes_ += bytes;
   }
-  void flush() {
-    if (bytes_ > 0 && source_ != destination_) std::memmove(destination_, source_, static_cast<std::size_t>(bytes_));
+  KVBLEND_HOST_DEVICE void flush() {
+    if (bytes_ > 0 && source_ != destination_) copy_bytes(source_, destination_, bytes_);
     bytes_ = 0;
   }
 
@@ -59,15 +60,16 @@ class RunCopier {
 
 // Bits of values [first, last) of one head. Both are multiples of the codec's block.
 template <ReadablePlane P, WritablePlane Q>
-void copy_value_bits(const P& source, std::int64_t source_row, const Q& destination, std::int64_t destination_row,
-                     std::int32_t head, std::int32_t first, std::int32_t last, RunCopier& copier) {
+KVBLEND_HOST_DEVICE void copy_value_bits(const P& source, std::int64_t source_row, const Q& destination,
+                                         std::int64_t destination_row, std::int32_t head, std::int32_t first,
+                                         std::int32_t last, RunCopier& copier) {
   using C = typename P::codec_type;
   const std::int32_t from_run = source.layout.tile_values();
   const std::int32_t to_run = destination.layout.tile_values();
   for (std::int32_t at = first; at < last;) {
     const std::int32_t from = at % from_run;
     const std::int32_t to = at % to_run;
-    const std::int32_t count = (std::min)((std::min)(from_run - from, to_run - to), last - at);
+    const std::int32_t count = smaller(smaller(from_run - from, to_run - to), last - at);
     copier.add(source.at(source_row, head, at / from_run) + bytes_of<C>(from),
                destination.at(destination_row, head, at / to_run) + bytes_of<C>(to), bytes_of<C>(count));
     at += count;
@@ -90,7 +92,7 @@ template <ReadablePlane P>
 // Writes a row of a plane that makes its scales from what it stores: produce(head, values) gives a head's floats, and
 // is asked twice where the heads share a scale. The old scale stands until all that it may be needed for was read.
 template <WritablePlane Q, class Produce>
-void write_scaled_row(const Q& destination, std::int64_t row, const Produce& produce) {
+KVBLEND_HOST_DEVICE void write_scaled_row(const Q& destination, std::int64_t row, const Produce& produce) {
   const std::int32_t heads = destination.layout.heads();
   const std::int32_t head_dim = destination.layout.head_dim();
   const std::int32_t group = destination.codec.scale_per_head() ? 1 : heads;
@@ -99,7 +101,7 @@ void write_scaled_row(const Q& destination, std::int64_t row, const Produce& pro
     float amax = 0;
     for (std::int32_t head = first; head < first + group; ++head) {
       produce(head, values);
-      amax = (std::max)(amax, largest_magnitude(values, head_dim));
+      amax = larger(amax, largest_magnitude(values, head_dim));
     }
     const auto codec = destination.codec.fitted(amax);
     for (std::int32_t head = first; head < first + group; ++head) {
@@ -112,7 +114,8 @@ void write_scaled_row(const Q& destination, std::int64_t row, const Produce& pro
 
 // The scales of a row whose bits were copied.
 template <ReadablePlane P, WritablePlane Q>
-void copy_scales(const P& source, std::int64_t source_row, const Q& destination, std::int64_t destination_row) {
+KVBLEND_HOST_DEVICE void copy_scales(const P& source, std::int64_t source_row, const Q& destination,
+                                     std::int64_t destination_row) {
   const std::int32_t scales = destination.codec.scale_per_head() ? destination.layout.heads() : 1;
   for (std::int32_t head = 0; head < scales; ++head) {
     destination.codec.copy_scale(destination_row, head, source.codec, source_row, head);
@@ -123,12 +126,12 @@ template <ReadablePlane P>
 struct DecodeHead {
   const P& plane;
   std::int64_t row;
-  void operator()(std::int32_t head, float* values) const { decode_head(plane, row, head, values); }
+  KVBLEND_HOST_DEVICE void operator()(std::int32_t head, float* values) const { decode_head(plane, row, head, values); }
 };
 
 template <ReadablePlane P, WritablePlane Q>
-void copy_row(const P& source, std::int64_t source_row, const Q& destination, std::int64_t destination_row,
-              RunCopier& copier) {
+KVBLEND_HOST_DEVICE void copy_row(const P& source, std::int64_t source_row, const Q& destination,
+                                  std::int64_t destination_row, RunCopier& copier) {
   if (skips_row(source.layout, source_row) || skips_row(destination.layout, destination_row)) return;
   const std::int32_t head_dim = source.layout.head_dim();
   if constexpr (SameFormat<typename P::codec_type, typename Q::codec_type>) {
@@ -158,7 +161,8 @@ void copy_row(const P& source, std::int64_t source_row, const Q& destination, st
 // Row `source_row` to row `destination_row`, all heads. Shapes agree, head_dim is at most kMaxHeadDim. A row that
 // either layout skips is left alone.
 template <ReadablePlane P, WritablePlane Q>
-void copy_row(const P& source, std::int64_t source_row, const Q& destination, std::int64_t destination_row) {
+KVBLEND_HOST_DEVICE void copy_row(const P& source, std::int64_t source_row, const Q& destination,
+                                  std::int64_t destination_row) {
   detail::RunCopier copier;
   detail::copy_row(source, source_row, destination, destination_row, copier);
 }
@@ -167,6 +171,15 @@ void copy_row(const P& source, std::int64_t source_row, const Q& destination, st
 template <ReadablePlane P, WritablePlane Q>
 void copy_rows(const P& source, std::int64_t source_row, const Q& destination, std::int64_t destination_row,
                std::int64_t count) {
+  if constexpr (detail::kCopiesValues<P, Q>) {
+    if (detail::transposes(source, destination)) {
+      for (std::int64_t i = 0; i < count; i += detail::kRowsTogether) {
+        detail::transpose_rows(source, source_row + i, destination, destination_row + i,
+                               detail::smaller(detail::kRowsTogether, count - i));
+      }
+      return;
+    }
+  }
   detail::RunCopier copier;
   if (same_rows(source, destination) && destination_row > source_row) {
     for (std::int64_t i = count - 1; i >= 0; --i) {

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
@@ -26,7 +27,7 @@ struct ShiftRun {
   Position old_first{};  // position the first source key is rotated to
   Position new_first{};
 
-  [[nodiscard]] std::int32_t distance() const { return new_first - old_first; }
+  [[nodiscard]] KVBLEND_HOST_DEVICE std::int32_t distance() const { return new_first - old_first; }
 };
 
 // One token's positions under M-RoPE: time, height, width.
@@ -171,12 +172,20 @@ class RotationTable {
   static Result<RotationTable> make(const RopeSpec& stored, const RopeSpec& wanted, const Positions& positions,
                                     std::int32_t count, std::span<float> storage);
 
-  [[nodiscard]] bool turns() const { return values_ != nullptr; }
-  [[nodiscard]] const float* cosines(std::int32_t row) const {
+  // The table at `values`, where the caller has a copy of its floats: size() of them, in the order in which make()
+  // wrote them. For kernels, which read a copy in the device's memory. A table that turns nothing stays one.
+  [[nodiscard]] KVBLEND_HOST_DEVICE RotationTable moved_to(const float* values) const {
+    RotationTable moved = *this;
+    if (turns()) moved.values_ = values;
+    return moved;
+  }
+
+  [[nodiscard]] KVBLEND_HOST_DEVICE bool turns() const { return values_ != nullptr; }
+  [[nodiscard]] KVBLEND_HOST_DEVICE const float* cosines(std::int32_t row) const {
     return values_ + static_cast<std::ptrdiff_t>(row) * row_step_;
   }
-  [[nodiscard]] const float* sines(std::int32_t row) const { return cosines(row) + pairs_; }
-  [[nodiscard]] std::int32_t pairs() const { return pairs_; }
+  [[nodiscard]] KVBLEND_HOST_DEVICE const float* sines(std::int32_t row) const { return cosines(row) + pairs_; }
+  [[nodiscard]] KVBLEND_HOST_DEVICE std::int32_t pairs() const { return pairs_; }
 
  private:
   template <AngleRule A, class Positions>
@@ -192,6 +201,7 @@ class RotationTable {
   std::int32_t pairs_ = 0;
   std::int32_t row_step_ = 0;  // floats from a row to the next; 0: all rows turn alike
 };
+static_assert(std::is_trivially_copyable_v<RotationTable>);
 
 // ---------------------------------------------------------------------------------------------------------------------
 

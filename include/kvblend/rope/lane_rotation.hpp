@@ -78,12 +78,14 @@ inline constexpr std::int32_t kValuesAtOnce = (std::max)({kLanes, std::int32_t{F
 }  // namespace detail
 
 // PortableRotation, but that values never leave the registers between decoding and encoding where both codecs can turn
-// lanes or blocks of them. What is left over goes through the plain loops.
+// lanes or blocks of them. What is left over goes through the plain loops, as all does on a device, which has no lanes.
 struct LaneRotation : PortableRotation {
   template <RunCodec From, RunCodec To>
-  static void halves(const From& from, const To& to, const float* cosines, const float* sines, std::int32_t pairs,
-                     const std::byte* in_a, const std::byte* in_b, std::byte* out_a, std::byte* out_b) {
+  KVBLEND_HOST_DEVICE static void halves(const From& from, const To& to, const float* cosines, const float* sines,
+                                         std::int32_t pairs, const std::byte* in_a, const std::byte* in_b,
+                                         std::byte* out_a, std::byte* out_b) {
     std::int32_t at = 0;
+#if !KVBLEND_ON_DEVICE
     if constexpr (detail::LanesOrBlocks<From> && detail::LanesOrBlocks<To>) {
       constexpr std::int32_t kStep = detail::kValuesAtOnce<From, To>;
       for (; at + kStep <= pairs; at += kStep) {
@@ -102,15 +104,17 @@ struct LaneRotation : PortableRotation {
         detail::store_all(to, b, out_b + bytes_of<To>(at));
       }
     }
+#endif
     if (at == pairs) return;
     PortableRotation::halves(from, to, cosines + at, sines + at, pairs - at, in_a + bytes_of<From>(at),
                              in_b + bytes_of<From>(at), out_a + bytes_of<To>(at), out_b + bytes_of<To>(at));
   }
 
   template <RunCodec From, RunCodec To>
-  static void neighbours(const From& from, const To& to, const float* cosines, const float* sines, std::int32_t pairs,
-                         const std::byte* in, std::byte* out) {
+  KVBLEND_HOST_DEVICE static void neighbours(const From& from, const To& to, const float* cosines, const float* sines,
+                                             std::int32_t pairs, const std::byte* in, std::byte* out) {
     std::int32_t at = 0;
+#if !KVBLEND_ON_DEVICE
     if constexpr (detail::LanesOrBlocks<From> && detail::LanesOrBlocks<To>) {
       constexpr std::make_integer_sequence<std::int32_t, kLanes> kEach{};
       constexpr std::int32_t kStep = (std::max)(detail::kValuesAtOnce<From, To>, 2 * kLanes);
@@ -129,6 +133,7 @@ struct LaneRotation : PortableRotation {
         detail::store_all(to, values, out + bytes_of<To>(2 * at));
       }
     }
+#endif
     if (at == pairs) return;
     PortableRotation::neighbours(from, to, cosines + at, sines + at, pairs - at, in + bytes_of<From>(2 * at),
                                  out + bytes_of<To>(2 * at));

@@ -6,6 +6,7 @@
 
 #include <kvblend/codec/codec.hpp>
 #include <kvblend/codec/floats.hpp>
+#include <kvblend/core/arithmetic.hpp>
 #include <kvblend/core/types.hpp>
 #include <kvblend/memory/plane.hpp>
 #include <kvblend/memory/rows.hpp>
@@ -22,8 +23,8 @@ namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
 // Pairs that are decoded, turned and encoded at a time: a register or two of any CPU, and whole blocks of either codec.
 template <RunCodec From, RunCodec To>
-inline constexpr std::int32_t kPairsAtOnce = (std::max)({std::int32_t{16}, std::int32_t{From::block_values},
-                                                         std::int32_t{To::block_values}});
+inline constexpr std::int32_t kPairsAtOnce =
+    detail::larger(std::int32_t{16}, detail::larger(std::int32_t{From::block_values}, std::int32_t{To::block_values}));
 
 // A rotation turns `pairs` pairs, whole blocks of both codecs, on their way from bytes to bytes, each by its cosine and
 // sine. The output may be the very memory of the input; else they do not overlap.
@@ -32,48 +33,81 @@ inline constexpr std::int32_t kPairsAtOnce = (std::max)({std::int32_t{16}, std::
 // This one is plain loops; LaneRotation (lane_rotation.hpp) is what CPU back ends use.
 struct PortableRotation {
   template <RunCodec From, RunCodec To>
-  static void halves(const From& from, const To& to, const float* cosines, const float* sines, std::int32_t pairs,
-                     const std::byte* in_a, const std::byte* in_b, std::byte* out_a, std::byte* out_b) {
+  KVBLEND_HOST_DEVICE static void halves(const From& from, const To& to, const float* cosines, const float* sines,
+                                         std::int32_t pairs, const std::byte* in_a, const std::byte* in_b,
+                                         std::byte* out_a, std::byte* out_b) {
     constexpr std::int32_t kStep = kPairsAtOnce<From, To>;
-    float a[std::size_t{kStep}];
-    float b[std::size_t{kStep}];
     for (std::int32_t at = 0; at < pairs; at += kStep) {
-      const std::int32_t count = (std::min)(kStep, pairs - at);
-      from.decode(in_a + bytes_of<From>(at), a, count);
-      from.decode(in_b + bytes_of<From>(at), b, count);
-      for (std::int32_t i = 0; i < count; ++i) turn(cosines[at + i], sines[at + i], a[i], b[i]);
-      to.encode(a, out_a + bytes_of<To>(at), count);
-      to.encode(b, out_b + bytes_of<To>(at), count);
+      const std::int32_t count = detail::smaller(kStep, pairs - at);
+      const std::byte* const a = in_a + bytes_of<From>(at);
+      const std::byte* const b = in_b + bytes_of<From>(at);
+      if (KVBLEND_ON_DEVICE && count == kStep) {  // a copy with a known number, for registers
+        turn_halves(from, to, cosines + at, sines + at, kStep, a, b, out_a + bytes_of<To>(at),
+                    out_b + bytes_of<To>(at));
+      } else {
+        turn_halves(from, to, cosines + at, sines + at, count, a, b, out_a + bytes_of<To>(at),
+                    out_b + bytes_of<To>(at));
+      }
     }
   }
 
   template <RunCodec From, RunCodec To>
-  static void neighbours(const From& from, const To& to, const float* cosines, const float* sines, std::int32_t pairs,
-                         const std::byte* in, std::byte* out) {
+  KVBLEND_HOST_DEVICE static void neighbours(const From& from, const To& to, const float* cosines, const float* sines,
+                                             std::int32_t pairs, const std::byte* in, std::byte* out) {
     constexpr std::int32_t kStep = kPairsAtOnce<From, To>;
-    float values[2 * std::size_t{kStep}];
     for (std::int32_t at = 0; at < pairs; at += kStep) {
-      const std::int32_t count = (std::min)(kStep, pairs - at);
-      from.decode(in + bytes_of<From>(2 * at), values, 2 * count);
-      for (std::int32_t i = 0; i < count; ++i) turn(cosines[at + i], sines[at + i], values[2 * i], values[2 * i + 1]);
-      to.encode(values, out + bytes_of<To>(2 * at), 2 * count);
+      const std::int32_t count = detail::smaller(kStep, pairs - at);
+      const std::byte* const from_here = in + bytes_of<From>(2 * at);
+      std::byte* const to_here = out + bytes_of<To>(2 * at);
+      if (KVBLEND_ON_DEVICE && count == kStep) {
+        turn_neighbours(from, to, cosines + at, sines + at, kStep, from_here, to_here);
+      } else {
+        turn_neighbours(from, to, cosines + at, sines + at, count, from_here, to_here);
+      }
     }
   }
 
- private:
-  static void turn(float cosine, float sine, float& a, float& b) {
+  KVBLEND_HOST_DEVICE static void turn(float cosine, float sine, float& a, float& b) {
     const float was_a = a;
     a = was_a * cosine - b * sine;
     b = b * cosine + was_a * sine;
+  }
+
+ private:
+  // At most kPairsAtOnce of them. Where `count` is known when this is compiled, a device keeps them in registers.
+  template <class From, class To>
+  KVBLEND_HOST_DEVICE static void turn_halves(const From& from, const To& to, const float* cosines, const float* sines,
+                                              std::int32_t count, const std::byte* in_a, const std::byte* in_b,
+                                              std::byte* out_a, std::byte* out_b) {
+    float a[std::size_t{kPairsAtOnce<From, To>}];
+    float b[std::size_t{kPairsAtOnce<From, To>}];
+    from.decode(in_a, a, count);
+    from.decode(in_b, b, count);
+    for (std::int32_t i = 0; i < count; ++i) turn(cosines[i], sines[i], a[i], b[i]);
+    to.encode(a, out_a, count);
+    to.encode(b, out_b, count);
+  }
+  template <class From, class To>
+  KVBLEND_HOST_DEVICE static void turn_neighbours(const From& from, const To& to, const float* cosines,
+                                                  const float* sines, std::int32_t count, const std::byte* in,
+                                                  std::byte* out) {
+    float values[2 * std::size_t{kPairsAtOnce<From, To>}];
+    from.decode(in, values, 2 * count);
+    for (std::int32_t i = 0; i < count; ++i) turn(cosines[i], sines[i], values[2 * i], values[2 * i + 1]);
+    to.encode(values, out, 2 * count);
   }
 };
 
 namespace detail {
 
+template <StoredFormat From, StoredFormat To>
+inline constexpr std::int32_t kBlockOfBoth = larger(std::int32_t{From::block_values}, std::int32_t{To::block_values});
+
 // Values [first, last) of a head that do not turn: bits where both planes store them alike, else converted.
 template <ReadablePlane P, WritablePlane Q, RunCodec To>
-void keep_values(const P& source, std::int64_t source_row, const Q& destination, const To& to,
-                 std::int64_t destination_row, std::int32_t head, std::int32_t first, std::int32_t last) {
+KVBLEND_HOST_DEVICE void keep_values(const P& source, std::int64_t source_row, const Q& destination, const To& to,
+                                     std::int64_t destination_row, std::int32_t head, std::int32_t first,
+                                     std::int32_t last) {
   if (first >= last) return;
   if constexpr (SameFormat<typename P::codec_type, typename Q::codec_type>) {
     if (stores_alike(source.codec, destination.codec)) {
@@ -89,12 +123,12 @@ void keep_values(const P& source, std::int64_t source_row, const Q& destination,
 
 // The rotated part of one head, [0, head_dim) at `in` and at `out`.
 template <class Rotation, RunCodec From, RunCodec To>
-void rotate_part(const RopeSpec& spec, const From& from, const To& to, const float* cosines, const float* sines,
-                 const std::byte* in, std::byte* out) {
-  const std::int32_t half = spec.rotary_dim / 2;
-  in += bytes_of<From>(spec.rotary_offset);
-  out += bytes_of<To>(spec.rotary_offset);
-  if (spec.pairing == RopePairing::neox) {
+KVBLEND_HOST_DEVICE void rotate_part(const RopeShape& shape, const From& from, const To& to, const float* cosines,
+                                     const float* sines, const std::byte* in, std::byte* out) {
+  const std::int32_t half = shape.pairs();
+  in += bytes_of<From>(shape.rotary_offset);
+  out += bytes_of<To>(shape.rotary_offset);
+  if (shape.pairing == RopePairing::neox) {
     Rotation::halves(from, to, cosines, sines, half, in, in + bytes_of<From>(half), out, out + bytes_of<To>(half));
   } else {
     Rotation::neighbours(from, to, cosines, sines, half, in, out);
@@ -103,79 +137,82 @@ void rotate_part(const RopeSpec& spec, const From& from, const To& to, const flo
 
 // One head in floats, in place.
 template <class Rotation>
-void rotate_floats(const RopeSpec& spec, const float* cosines, const float* sines, float* values) {
+KVBLEND_HOST_DEVICE void rotate_floats(const RopeShape& shape, const float* cosines, const float* sines,
+                                       float* values) {
   auto* const bytes = reinterpret_cast<std::byte*>(values);
-  rotate_part<Rotation>(spec, F32Codec{}, F32Codec{}, cosines, sines, bytes, bytes);
+  rotate_part<Rotation>(shape, F32Codec{}, F32Codec{}, cosines, sines, bytes, bytes);
 }
 
 template <class Rotation, ReadablePlane P, WritablePlane Q>
-void rotate_head(const RopeSpec& spec, const float* cosines, const float* sines, const P& source,
-                 std::int64_t source_row, const Q& destination, std::int64_t destination_row, std::int32_t head) {
+KVBLEND_HOST_DEVICE void rotate_head(const RopeShape& shape, const float* cosines, const float* sines, const P& source,
+                                     std::int64_t source_row, const Q& destination, std::int64_t destination_row,
+                                     std::int32_t head) {
   const auto from = codec_at(source.codec, source_row, head);
   const auto to = codec_at(destination.codec, destination_row, head);
   using From = std::remove_const_t<decltype(from)>;
   using To = std::remove_const_t<decltype(to)>;
-  constexpr std::int32_t kBlock = (std::max)(std::int32_t{From::block_values}, std::int32_t{To::block_values});
+  constexpr std::int32_t kBlock = kBlockOfBoth<From, To>;
   static_assert(kBlock % From::block_values == 0 && kBlock % To::block_values == 0,
                 "kvblend: of two block sizes one must be a multiple of the other");
-  const std::int32_t lo = spec.rotary_offset;
-  const std::int32_t hi = lo + spec.rotary_dim;
+  const std::int32_t lo = shape.rotary_offset;
+  const std::int32_t hi = lo + shape.rotary_dim;
 
   // Where pairs are whole blocks of one run of bytes, they turn as they pass through the registers.
-  const std::int32_t run = spec.pairing == RopePairing::neox ? spec.pairs() : spec.rotary_dim;
+  const std::int32_t run = shape.pairing == RopePairing::neox ? shape.pairs() : shape.rotary_dim;
   if (source.layout.tiles() == 1 && destination.layout.tiles() == 1 && lo % kBlock == 0 && run % kBlock == 0) {
-    rotate_part<Rotation>(spec, from, to, cosines, sines, source.at(source_row, head),
+    rotate_part<Rotation>(shape, from, to, cosines, sines, source.at(source_row, head),
                           destination.at(destination_row, head));
     keep_values(source, source_row, destination, to, destination_row, head, 0, lo);
-    keep_values(source, source_row, destination, to, destination_row, head, hi, spec.head_dim);
+    keep_values(source, source_row, destination, to, destination_row, head, hi, shape.head_dim);
     return;
   }
 
   // Else all blocks that a rotated value lies in are staged.
   const std::int32_t first = lo / kBlock * kBlock;
-  const std::int32_t last = (std::min)((hi + kBlock - 1) / kBlock * kBlock, spec.head_dim);
+  const std::int32_t last = smaller((hi + kBlock - 1) / kBlock * kBlock, shape.head_dim);
   alignas(64) float staged[kMaxHeadDim];
-  std::fill_n(staged, spec.head_dim, 0.0f);  // for g++, which does not see that what is read was decoded
+#if !KVBLEND_ON_DEVICE
+  std::fill_n(staged, shape.head_dim, 0.0f);  // for g++, which does not see that what is read was decoded
+#endif
   decode_values(source, source_row, head, first, last, staged + first);
-  rotate_floats<Rotation>(spec, cosines, sines, staged);
+  rotate_floats<Rotation>(shape, cosines, sines, staged);
   encode_values(destination, to, destination_row, head, first, last, staged + first);
   keep_values(source, source_row, destination, to, destination_row, head, 0, first);
-  keep_values(source, source_row, destination, to, destination_row, head, last, spec.head_dim);
+  keep_values(source, source_row, destination, to, destination_row, head, last, shape.head_dim);
 }
 
 template <class Rotation, ReadablePlane P>
 struct RotateHead {
-  const RopeSpec& spec;
+  const RopeShape& shape;
   const float* cosines;
   const float* sines;
   const P& source;
   std::int64_t row;
-  void operator()(std::int32_t head, float* values) const {
+  KVBLEND_HOST_DEVICE void operator()(std::int32_t head, float* values) const {
     decode_head(source, row, head, values);
-    rotate_floats<Rotation>(spec, cosines, sines, values);
+    rotate_floats<Rotation>(shape, cosines, sines, values);
   }
 };
 
 template <class Rotation, ReadablePlane P, WritablePlane Q>
-void rotate_row(const RopeSpec& spec, const float* cosines, const float* sines, const P& source,
-                std::int64_t source_row, const Q& destination, std::int64_t destination_row) {
+KVBLEND_HOST_DEVICE void rotate_row(const RopeShape& shape, const float* cosines, const float* sines, const P& source,
+                                    std::int64_t source_row, const Q& destination, std::int64_t destination_row) {
   if (skips_row(source.layout, source_row) || skips_row(destination.layout, destination_row)) return;
   if constexpr (SelfScalingCodec<typename Q::codec_type>) {
-    write_scaled_row(destination, destination_row, RotateHead<Rotation, P>{spec, cosines, sines, source, source_row});
+    write_scaled_row(destination, destination_row, RotateHead<Rotation, P>{shape, cosines, sines, source, source_row});
   } else {
     for (std::int32_t head = 0; head < source.layout.heads(); ++head) {
-      rotate_head<Rotation>(spec, cosines, sines, source, source_row, destination, destination_row, head);
+      rotate_head<Rotation>(shape, cosines, sines, source, source_row, destination, destination_row, head);
     }
   }
 }
 
 // Whether whole heads turn, each in one run of bytes and in whole blocks: what most engines have.
 template <ReadablePlane P, WritablePlane Q>
-[[nodiscard]] bool whole_heads_turn(const RopeSpec& spec, const P& source, const Q& destination) {
-  constexpr std::int32_t kBlock =
-      (std::max)(std::int32_t{P::codec_type::block_values}, std::int32_t{Q::codec_type::block_values});
-  return spec.rotary_dim == spec.head_dim && source.layout.tiles() == 1 && destination.layout.tiles() == 1 &&
-         (spec.pairing == RopePairing::neox ? spec.pairs() : spec.rotary_dim) % kBlock == 0;
+[[nodiscard]] KVBLEND_HOST_DEVICE bool whole_heads_turn(const RopeShape& shape, const P& source, const Q& destination) {
+  constexpr std::int32_t kBlock = kBlockOfBoth<typename P::codec_type, typename Q::codec_type>;
+  return shape.rotary_dim == shape.head_dim && source.layout.tiles() == 1 && destination.layout.tiles() == 1 &&
+         (shape.pairing == RopePairing::neox ? shape.pairs() : shape.rotary_dim) % kBlock == 0;
 }
 
 // Asks for `bytes` bytes that lie `ahead` bytes behind `here`: the rows that follow, where they follow in memory. Heads
@@ -219,16 +256,16 @@ void rotate_whole_heads(std::int32_t pairs, const float* cosines, const float* s
 
 // Whether the rows of `run` must go one after the other, as some are read from where others are written.
 template <ReadablePlane P, WritablePlane Q>
-[[nodiscard]] bool run_overlaps(const ShiftRun& run, const P& source, const Q& destination) {
+[[nodiscard]] KVBLEND_HOST_DEVICE bool run_overlaps(const ShiftRun& run, const P& source, const Q& destination) {
   const std::int64_t step = std::int64_t{run.destination.value} - run.source;
   return same_rows(source, destination) && step != 0 && step < run.count && -step < run.count;
 }
 
-// Rows [begin, end) of the run; where the table turns nothing they are copied. `spec` says which values make a pair.
+// Rows [begin, end) of the run; where the table turns nothing they are copied. `shape` says which values make a pair.
 // The table covers the whole run. Within one plane the rows read and written may overlap: they go in the order in which
 // none is overwritten before it is read.
 template <class Rotation, ReadablePlane P, WritablePlane Q>
-void shift_rows(const RopeSpec& spec, const RotationTable& table, const ShiftRun& run, std::int32_t begin,
+void shift_rows(const RopeShape& shape, const RotationTable& table, const ShiftRun& run, std::int32_t begin,
                 std::int32_t end, const P& source, const Q& destination) {
   const std::int64_t from = run.source;
   const std::int64_t to = run.destination.value;
@@ -241,9 +278,9 @@ void shift_rows(const RopeSpec& spec, const RotationTable& table, const ShiftRun
     for (std::int32_t i = begin; i < end; ++i) rotate(backwards ? begin + (end - 1 - i) : i);
   };
   if constexpr (!SelfScalingCodec<typename Q::codec_type>) {
-    if (detail::whole_heads_turn(spec, source, destination)) {
-      const std::int32_t pairs = spec.pairs();
-      if (spec.pairing == RopePairing::neox) {
+    if (detail::whole_heads_turn(shape, source, destination)) {
+      const std::int32_t pairs = shape.pairs();
+      if (shape.pairing == RopePairing::neox) {
         each_row([&](std::int32_t row) {
           detail::rotate_whole_heads<Rotation, true>(pairs, table.cosines(row), table.sines(row), source, from + row,
                                                      destination, to + row);
@@ -258,7 +295,8 @@ void shift_rows(const RopeSpec& spec, const RotationTable& table, const ShiftRun
     }
   }
   each_row([&](std::int32_t row) {
-    detail::rotate_row<Rotation>(spec, table.cosines(row), table.sines(row), source, from + row, destination, to + row);
+    detail::rotate_row<Rotation>(shape, table.cosines(row), table.sines(row), source, from + row, destination,
+                                 to + row);
   });
 }
 

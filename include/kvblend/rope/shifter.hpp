@@ -70,6 +70,25 @@ inline Status check_positions(const char* list, std::span<const AxisPositions> p
   return {};
 }
 
+// Whether `rows` can be moved between the planes.
+template <class Planes, ReadablePlane P, WritablePlane Q>
+Status check_move(const RopeSpec& wanted, const RowMove& rows, const P& source, const Q& destination) {
+  KVBLEND_RETURN_IF_ERROR(Planes::check_shape(source, "source"));
+  KVBLEND_RETURN_IF_ERROR(Planes::check_shape(destination, "destination"));
+  if (source.layout.heads() != destination.layout.heads()) {
+    return Status::error(StatusCode::mismatch, "has %d heads, the source %d", destination.layout.heads(),
+                         source.layout.heads())
+        .at("destination");
+  }
+  if (source.layout.head_dim() != wanted.head_dim || destination.layout.head_dim() != wanted.head_dim) {
+    return Status::error(StatusCode::mismatch, "is %d in the source, %d in the destination, %d in the rope spec",
+                         source.layout.head_dim(), destination.layout.head_dim(), wanted.head_dim)
+        .at("head_dim");
+  }
+  KVBLEND_RETURN_IF_ERROR(Planes::check_stored_rows(source, rows.source, rows.count, "source"));
+  return Planes::check_rows(destination, rows.destination.value, rows.count, "destination");
+}
+
 }  // namespace detail
 
 // Angles is the rule by which the engine turns its keys (angles.hpp), Mover does the work on planes.
@@ -127,7 +146,7 @@ class RopeShifter {
                       const Q& destination) {
     KVBLEND_RETURN_IF_ERROR(can_shift(stored, wanted).status);
     KVBLEND_RETURN_IF_ERROR(detail::check_run(run));
-    return check_planes(wanted, {run.destination, run.source, run.count}, source, destination);
+    return detail::check_move<HostPlanes>(wanted, {run.destination, run.source, run.count}, source, destination);
   }
   template <ReadablePlane P, WritablePlane Q>
   static Status check(const RopeSpec& stored, const RopeSpec& wanted, const RowMove& rows,
@@ -137,28 +156,10 @@ class RopeShifter {
     KVBLEND_RETURN_IF_ERROR(detail::check_rows_moved(rows));
     KVBLEND_RETURN_IF_ERROR(detail::check_positions("old_positions", old_positions, rows.count));
     KVBLEND_RETURN_IF_ERROR(detail::check_positions("new_positions", new_positions, rows.count));
-    return check_planes(wanted, rows, source, destination);
+    return detail::check_move<HostPlanes>(wanted, rows, source, destination);
   }
 
  private:
-  template <class P, class Q>
-  static Status check_planes(const RopeSpec& wanted, const RowMove& rows, const P& source, const Q& destination) {
-    KVBLEND_RETURN_IF_ERROR(check_shape(source, "source"));
-    KVBLEND_RETURN_IF_ERROR(check_shape(destination, "destination"));
-    if (source.layout.heads() != destination.layout.heads()) {
-      return Status::error(StatusCode::mismatch, "has %d heads, the source %d", destination.layout.heads(),
-                           source.layout.heads())
-          .at("destination");
-    }
-    if (source.layout.head_dim() != wanted.head_dim || destination.layout.head_dim() != wanted.head_dim) {
-      return Status::error(StatusCode::mismatch, "is %d in the source, %d in the destination, %d in the rope spec",
-                           source.layout.head_dim(), destination.layout.head_dim(), wanted.head_dim)
-          .at("head_dim");
-    }
-    KVBLEND_RETURN_IF_ERROR(check_stored_rows(source, rows.source, rows.count, "source"));
-    return check_rows(destination, rows.destination.value, rows.count, "destination");
-  }
-
   // As many rows at a time as have room in the table and all turn or all stay, in the order in which none is
   // overwritten before it is read.
   template <class Positions, class P, class Q>

@@ -29,20 +29,25 @@ inline constexpr std::int32_t kRopeAxes = 3;
 // Radians a position: what any position may still be multiplied by in float32.
 inline constexpr double kMaxFrequency = 0x1p96;
 
-// The rotation of one layer's keys at position p: pair i turns by p · inv_freq[i] radians. Values outside
-// [rotary_offset, rotary_offset + rotary_dim) are left alone. rotary_dim 0 is a layer without rope.
-struct RopeSpec {
+// Which values of a head turn, and in which pairs; small, for kernels to take by value. Values outside [rotary_offset,
+// rotary_offset + rotary_dim) are left alone. rotary_dim 0 is a layer without rope.
+struct RopeShape {
   std::int32_t head_dim = 0;
   std::int32_t rotary_dim = 0;
   std::int32_t rotary_offset = 0;
   RopePairing pairing = RopePairing::neox;
+
+  [[nodiscard]] KVBLEND_HOST_DEVICE std::int32_t pairs() const { return rotary_dim / 2; }
+};
+
+// The rotation of one layer's keys at position p: pair i turns by p · inv_freq[i] radians.
+struct RopeSpec : RopeShape {
   // Magnitude the engine multiplies into rotated values (YaRN). Cached keys hold it already, so a shift never applies
   // it; it stands here because two specs that differ in it are not convertible.
   double attention_factor = 1.0;
   std::array<double, kMaxRopePairs> inv_freq{};            // radians a position, the first rotary_dim / 2 are used
   std::array<std::uint8_t, kMaxRopePairs> axis_of_pair{};  // which position p is: 0 time (or the only one), 1 h, 2 w
 
-  [[nodiscard]] std::int32_t pairs() const { return rotary_dim / 2; }
   [[nodiscard]] std::span<const double> frequencies() const { return {inv_freq.data(), used_entries()}; }
   [[nodiscard]] std::span<const std::uint8_t> axes() const { return {axis_of_pair.data(), used_entries()}; }
   // Entries beyond pairs() mean nothing.

@@ -4,6 +4,7 @@
 // recomputed (CacheBlend, arXiv 2405.16444, section 4.2).
 #pragma once
 
+#include <kvblend/core/arithmetic.hpp>
 #include <kvblend/core/types.hpp>
 #include <kvblend/memory/plane.hpp>
 #include <kvblend/memory/rows.hpp>
@@ -14,13 +15,12 @@
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
-// Σ (a[i] − b[i])² in double, in order: the bits are the same wherever it runs.
+// sum + Σ (a[i] − b[i])² in double, in order: the bits are the same wherever it runs, and for a head in parts.
 struct PortableDistance {
-  static double squared(const float* a, const float* b, std::int32_t count) {
-    double sum = 0;
+  KVBLEND_HOST_DEVICE static double squared(const float* a, const float* b, std::int32_t count, double sum = 0) {
     for (std::int32_t i = 0; i < count; ++i) {
       const double difference = static_cast<double>(a[i]) - static_cast<double>(b[i]);
-      sum += difference * difference;
+      sum = detail::rounded_sum(sum, detail::rounded_product(difference, difference));
     }
     return sum;
   }
