@@ -7,6 +7,7 @@
 #include <kvblend/plan/plan.hpp>
 #include <kvblend/plan/tier.hpp>
 #include <kvblend/prompt/prompt.hpp>
+#include <kvblend/select/score.hpp>
 
 #include <algorithm>
 #include <array>
@@ -17,15 +18,6 @@
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
 namespace detail {
-
-// Whether all reused rows of the prompt lie in chunks with scores.
-inline bool has_stored_scores(const Prompt& prompt) {
-  for (const Segment& segment : prompt.segments()) {
-    const bool reused = segment.kind == SegmentKind::cached && !segment.exact && segment.size() > 0;
-    if (reused && segment.chunk->scores.empty()) return false;
-  }
-  return prompt.reused_rows() > 0;
-}
 
 // Index of a cached segment that lies in no tier whose KV can be read in place, or -1.
 inline std::int32_t segment_out_of_memory(const Prompt& prompt, std::span<const Tier> tiers,

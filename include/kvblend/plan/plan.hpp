@@ -221,6 +221,7 @@ inline std::size_t print(const Plan& plan, std::span<char> out) {
       any = true;
     }
     text.append(any ? "\n" : " none\n");
+    if (plan.reused_rows > 0) text.append("stored scores: %s\n", plan.stored_scores ? "yes" : "not with every chunk");
   }
   for (std::size_t s = 0; s < plan.segments.size(); ++s) detail::print_segment(text, plan, s);
   if (plan.mode != PlanMode::nothing) detail::print_layers(text, plan.layers);
