@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# Install rules and the package: find_package(kvblend COMPONENTS eigen store). Each component has its own export file,
+# Install rules and the package: find_package(kvblend COMPONENTS eigen store cuda). Each component has its own export file,
 # so a project that asks for none needs neither Eigen nor nlohmann-json.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -29,5 +29,6 @@ configure_package_config_file(
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/cmake/kvblendConfigVersion.cmake"
                                  COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
 install(FILES "${PROJECT_BINARY_DIR}/cmake/kvblendConfig.cmake" "${PROJECT_BINARY_DIR}/cmake/kvblendConfigVersion.cmake"
-              "${PROJECT_SOURCE_DIR}/cmake/kvblend_xxhash.cmake" DESTINATION "${kvblend_package_dir}")
+              "${PROJECT_SOURCE_DIR}/cmake/kvblend_xxhash.cmake" "${PROJECT_SOURCE_DIR}/cmake/kvblend_cccl.cmake"
+        DESTINATION "${kvblend_package_dir}")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")

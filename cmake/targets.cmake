@@ -58,3 +58,9 @@ if(TARGET nlohmann_json::nlohmann_json AND TARGET kvblend::xxhash AND TARGET Thr
     HEADERS store.hpp store/*.hpp
     LINK kvblend::kvblend nlohmann_json::nlohmann_json kvblend::xxhash Threads::Threads)
 endif()
+
+# The headers alone: a project that compiles .cu files brings its compiler and runtime.
+include("${CMAKE_CURRENT_LIST_DIR}/kvblend_cccl.cmake")
+if(TARGET kvblend::cccl)
+  kvblend_add_component(cuda HEADERS cuda.cuh cuda/*.hpp cuda/*.cuh LINK kvblend::kvblend kvblend::cccl)
+endif()

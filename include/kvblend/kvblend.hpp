@@ -13,11 +13,14 @@
 #include <kvblend/memory/engines.hpp>
 #include <kvblend/memory/layouts.hpp>
 #include <kvblend/plan/calibration.hpp>
+#include <kvblend/plan/gate.hpp>
 #include <kvblend/plan/planner.hpp>
+#include <kvblend/plan/quality.hpp>
 #include <kvblend/prompt/prompt.hpp>
 #include <kvblend/rope/builders.hpp>
 #include <kvblend/rope/scaling.hpp>
 #include <kvblend/rope/shifter.hpp>
 #include <kvblend/select/budgets.hpp>
+#include <kvblend/select/chunk_rules.hpp>
 #include <kvblend/select/scores.hpp>
 #include <kvblend/select/selector.hpp>

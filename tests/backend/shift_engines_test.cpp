@@ -191,8 +191,8 @@ constexpr double kBf16 = 0x1p-7;
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("keys and values go into each engine's memory and return", Backend, PortableBackend,
-                   TwoThreadEigen) {
+TEST_CASE_TEMPLATE("keys and values go into each engine's memory and return", Backend,
+                   KVBLEND_TEST_ANY_LAYOUT_BACKENDS) {
   const RopeSpec neox = spec_of(kDim, kDim, 0, kNeox);
   const RopeSpec interleaved = spec_of(kDim, kDim, 0, kInterleaved);
   const RopeSpec partial = spec_of(kDim, 8, 2, kNeox);

@@ -37,8 +37,12 @@ struct RandomPlane {
   std::int64_t block_stride = 0;
   std::int32_t block_rows = 0;
 
-  RandomPlane(std::mt19937& random, std::int64_t row_count, std::int32_t head_count, std::int32_t values)
-      : kind(static_cast<Kind>(random() % 3)), rows(row_count), heads(head_count), dim(values), tile(values) {
+  RandomPlane(std::mt19937& random, std::int64_t row_count, std::int32_t head_count, std::int32_t values, bool any_kind)
+      : kind(any_kind ? static_cast<Kind>(random() % 3) : kContiguous),
+        rows(row_count),
+        heads(head_count),
+        dim(values),
+        tile(values) {
     const std::int64_t size = Codec::block_bytes;
     const std::int64_t padding = static_cast<std::int64_t>(random() % 3) * (random() % 2 == 0 ? size : 1);
     if (random() % 3 == 0) {
@@ -92,22 +96,25 @@ struct RandomPlane {
       Codec::encode(values.data() + i * tile, memory.data() + offset(row, head_index, i), tile);
     }
   }
-  template <class Use>
+  template <bool any_kind = true, class Use>
   void with_plane(const Use& use) {
     const HeadShape shape(heads, dim, stride[kHead], tile, stride[kTile]);
     const BlockPool pool(1000, block_rows, shape, block_stride, stride[kRow]);
     const auto entries = static_cast<std::int64_t>(table.size());
-    if (kind == kContiguous) {
+    if (!any_kind || kind == kContiguous) {
       use(ContiguousPlane<Codec>(memory.data() + base, ContiguousLayout(rows, shape, stride[kRow])));
-    } else if (kind == kPaged) {
-      use(PagedPlane<Codec>(memory.data() + base, PagedLayout(pool, table.data(), entries)));
-    } else {
-      use(SlotPlane<Codec>(memory.data() + base, SlotLayout<>(pool, table.data(), entries)));
+    } else if constexpr (any_kind) {
+      if (kind == kPaged) {
+        use(PagedPlane<Codec>(memory.data() + base, PagedLayout(pool, table.data(), entries)));
+      } else {
+        use(SlotPlane<Codec>(memory.data() + base, SlotLayout<>(pool, table.data(), entries)));
+      }
     }
   }
 };
 
-template <class Backend, class From, class To>
+// `any_source`: from layouts of all kinds; else from rows at a stride, as fewer combinations take less to compile.
+template <class Backend, class From, class To, bool any_source = true>
 void check_random_layouts(unsigned seed, int rounds, double relative, double absolute) {
   CAPTURE(seed);
   std::mt19937 random(seed);
@@ -116,8 +123,8 @@ void check_random_layouts(unsigned seed, int rounds, double relative, double abs
     const auto heads = static_cast<std::int32_t>(1 + random() % 3);
     const auto dim = static_cast<std::int32_t>(2 + 2 * (random() % 20));
     const auto count = static_cast<std::int32_t>(random() % 9);
-    RandomPlane<From> source(random, count + 1 + static_cast<std::int64_t>(random() % 4), heads, dim);
-    RandomPlane<To> destination(random, count + 1 + static_cast<std::int64_t>(random() % 4), heads, dim);
+    RandomPlane<From> source(random, count + 1 + static_cast<std::int64_t>(random() % 4), heads, dim, any_source);
+    RandomPlane<To> destination(random, count + 1 + static_cast<std::int64_t>(random() % 4), heads, dim, true);
     for (std::int64_t row = 0; row < source.rows; ++row) {
       for (std::int32_t head = 0; head < heads; ++head) {
         std::vector<float> values(static_cast<std::size_t>(dim));
@@ -135,7 +142,7 @@ void check_random_layouts(unsigned seed, int rounds, double relative, double abs
 
     auto values = destination;  // for copy
     auto untouched = destination;
-    source.with_plane([&](const auto& read) {
+    source.template with_plane<any_source>([&](const auto& read) {
       destination.with_plane([&](const auto& write) { must_shift<Backend>(spec, run, read, write); });
       values.with_plane([&](const auto& write) { place_values<Backend>(run, read, write); });
     });
@@ -167,3 +174,10 @@ TEST_CASE_TEMPLATE("keys move right between random layouts", Backend, PortableBa
   check_random_layouts<Backend, F32Codec, F32Codec>(11, 1500, 0, 2e-6);
   check_random_layouts<Backend, F16Codec, F32Codec>(14, 400, 0, 2e-6);
 }
+
+#if KVBLEND_TEST_CUDA
+TEST_CASE("keys move right into random layouts on the CUDA back end") {
+  check_random_layouts<DeviceOmp, F32Codec, F32Codec, false>(16, 400, 0, 2e-6);
+  check_random_layouts<DeviceOmp, Bf16Codec, F16Codec, false>(17, 400, 0x1p-10, 1e-6);
+}
+#endif

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <kvblend/core/executor.hpp>
-#include <kvblend/eigen/backend.hpp>
 #include <kvblend/fuse/portable_backend.hpp>
 #include <kvblend/memory/layouts.hpp>
 
@@ -17,6 +16,13 @@
 #include <span>
 #include <thread>
 #include <vector>
+
+#if !defined(__CUDACC__)
+#include <kvblend/eigen/backend.hpp>
+#endif
+#if KVBLEND_TEST_CUDA
+#include "cuda/executions.hpp"
+#endif
 
 namespace kvblend_test {
 
@@ -32,10 +38,40 @@ struct TwoThreads {
   }
 };
 
+#if !defined(__CUDACC__)
 using SerialEigen = kvblend::EigenBackend<>;
 using TwoThreadEigen = kvblend::EigenBackend<TwoThreads>;
+#endif
 
+#if KVBLEND_TEST_CUDA
+// The CUDA back end, with scratch of its own.
+template <class Execution>
+class DeviceBackend : public kvblend::cuda::Backend<Execution> {
+ public:
+  DeviceBackend() : kvblend::cuda::Backend<Execution>(Execution{}, scratch()) {}
+
+ private:
+  static std::span<std::byte> scratch() {
+    static std::vector<std::byte> memory(1 << 20);
+    return memory;
+  }
+};
+#endif
+#if defined(__CUDACC__)
+using DeviceStream = DeviceBackend<WaitingStream>;
+#define KVBLEND_TEST_BACKENDS kvblend::PortableBackend, kvblend_test::DeviceStream
+#define KVBLEND_TEST_ANY_LAYOUT_BACKENDS KVBLEND_TEST_BACKENDS
+#elif KVBLEND_TEST_CUDA
+using DeviceCpp = DeviceBackend<ThrustCpp>;
+using DeviceOmp = DeviceBackend<ThrustOmp>;
+#define KVBLEND_TEST_BACKENDS                                                                                 \
+  kvblend::PortableBackend, kvblend_test::SerialEigen, kvblend_test::TwoThreadEigen, kvblend_test::DeviceCpp, \
+      kvblend_test::DeviceOmp
+#define KVBLEND_TEST_ANY_LAYOUT_BACKENDS kvblend::PortableBackend, kvblend_test::TwoThreadEigen, kvblend_test::DeviceCpp
+#else
 #define KVBLEND_TEST_BACKENDS kvblend::PortableBackend, kvblend_test::SerialEigen, kvblend_test::TwoThreadEigen
+#define KVBLEND_TEST_ANY_LAYOUT_BACKENDS kvblend::PortableBackend, kvblend_test::TwoThreadEigen
+#endif
 
 // A stored layer of one segment, with the same plane for keys and values.
 template <class P>
@@ -98,5 +134,13 @@ struct Rows {
 }  // namespace kvblend_test
 
 TYPE_TO_STRING_AS("portable", kvblend::PortableBackend);
+#if defined(__CUDACC__)
+TYPE_TO_STRING_AS("cuda on a stream", kvblend_test::DeviceStream);
+#else
 TYPE_TO_STRING_AS("eigen serial", kvblend_test::SerialEigen);
 TYPE_TO_STRING_AS("eigen on two threads", kvblend_test::TwoThreadEigen);
+#endif
+#if KVBLEND_TEST_CUDA && !defined(__CUDACC__)
+TYPE_TO_STRING_AS("cuda on thrust cpp", kvblend_test::DeviceCpp);
+TYPE_TO_STRING_AS("cuda on thrust omp", kvblend_test::DeviceOmp);
+#endif

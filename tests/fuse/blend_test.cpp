@@ -197,6 +197,53 @@ TEST_CASE("attention mass chooses the rows the question looks at under full reus
   CHECK(chosen == expected);
 }
 
+TEST_CASE("attention weighed by values is each layer's attention times the norms of the reused values") {
+  Scene scene({}, 5);
+  const auto rows = static_cast<std::size_t>(scene.prompt.rows());
+  // Plain mass, layer by layer, times norms of what the chunks hold.
+  FloatHost probe = make_host(scene.model, scene.prompt.rows());
+  using Plain = DeviationSelector<AttentionMass, CountBudget>;
+  LayerwiseFusor<Plain> steps(Plain(AttentionMass{}, CountBudget{5}));
+  std::vector<std::byte> memory(steps.workspace_bytes(scene.prompt, scene.model.config.head_dim));
+  Source source = scene.source();
+  REQUIRE(
+      steps.begin(scene.prompt, {scene.model.config.layers, scene.model.config.head_dim}, scene.outputs, memory).ok());
+  CHECK(std::string(steps.report().selector) == "attention_mass");
+  REQUIRE(probe.begin(scene.prompt).ok());
+  REQUIRE(probe.embed(steps.active()).ok());
+  std::vector<double> before(rows, 0.0);
+  std::vector<double> weighed(rows, 0.0);
+  for (std::int32_t l = 0; l < probe.layers(); ++l) {
+    REQUIRE(probe.project(l, steps.active()).ok());
+    REQUIRE(steps.place(l, probe.rope(l), source, probe.keys(l), probe.values(l)).ok());
+    REQUIRE(steps.fuse(l, probe.fresh_keys(), probe.fresh_values(), probe.keys(l), probe.values(l)).ok());
+    REQUIRE(
+        probe.attend_and_report(l, steps.active(), steps.kept(), steps.first_probe_row(), steps.attention_mass()).ok());
+    steps.narrow();
+    for (std::size_t r = 0; r < rows; ++r) {
+      const double mass = static_cast<double>(steps.attention_mass()[r]);
+      double squares = 0.0;
+      for (const double x : scene.reused.values[static_cast<std::size_t>(l)][r]) squares += x * x;
+      weighed[r] += (mass - before[r]) * std::sqrt(squares);
+      before[r] = mass;
+    }
+  }
+
+  FloatHost host = make_host(scene.model, scene.prompt.rows());
+  using Selector = DeviationSelector<AttentionValueMass, CountBudget>;
+  LayerwiseFusor<Selector> fusor(Selector(AttentionValueMass{}, CountBudget{5}));
+  BlendReport report;
+  Source again = scene.source();
+  REQUIRE(blend(host, again, fusor, scene.prompt, scene.outputs, memory, &report).ok());
+  CHECK(report.fusor.rows_selected == 5);
+  CHECK(std::string(report.fusor.selector) == "attention_value_mass");
+  for (std::size_t r = 0; r < rows; ++r) {
+    CAPTURE(r);
+    const double expected = scene.cached[r] ? weighed[r] : 0.0;
+    CHECK(static_cast<double>(fusor.attention_mass()[r]) == doctest::Approx(expected).epsilon(1e-4));
+  }
+}
+
 TEST_CASE("mean KV error falls as the ratio rises") {
   for (const unsigned seed : {1u, 2u, 3u, 4u}) {
     CAPTURE(seed);

@@ -266,3 +266,36 @@ TEST_CASE("priors out of range are refused by name") {
   }
   CHECK(std::string(BinnedPrior{}.validate().where()) == "prior.bins");
 }
+
+TEST_CASE("a fitted prior is the mean of each bin and gives a power law back") {
+  // Bins of a factor of 10: [1, 10) and [10, 100].
+  const std::vector<std::int32_t> distances = {1, 2, 9, 10, 100};
+  const std::vector<double> values = {6.0, 3.0, 3.0, 1.0, 0.0};
+  const Result<BinnedPrior> two = BinnedPrior::fit(distances, values, 2);
+  REQUIRE(two.ok());
+  REQUIRE(two.value.bins == 2);
+  CHECK(two.value.distance[0] == doctest::Approx(std::sqrt(10.0)));
+  CHECK(two.value.distance[1] == doctest::Approx(std::sqrt(1000.0)));
+  CHECK(two.value.value[0] == doctest::Approx(4.0));
+  CHECK(two.value.value[1] == doctest::Approx(0.5));
+
+  std::vector<std::int32_t> all;
+  std::vector<double> law;
+  for (std::int32_t d = 8; d < 2048; ++d) {
+    all.push_back(d);
+    law.push_back(std::pow(d, -0.7));
+  }
+  const Result<BinnedPrior> fitted = BinnedPrior::fit(all, law);
+  REQUIRE(fitted.ok());
+  CHECK(fitted.value.bins == 15);
+  for (const int d : {20, 77, 500, 1500}) CHECK(fitted.value(d) == doctest::Approx(std::pow(d, -0.7)).epsilon(0.02));
+
+  const std::vector<std::int32_t> one = {7, 7};
+  CHECK(BinnedPrior::fit(one, std::vector<double>{1.0, 2.0}).value(3) == doctest::Approx(1.5));
+  CHECK(std::string(BinnedPrior::fit(one, std::vector<double>{1.0}).status.where()) == "prior");
+  CHECK(std::string(BinnedPrior::fit(one, std::vector<double>{1.0, -1.0}).status.where()) == "values[1]");
+  CHECK(std::string(BinnedPrior::fit(one, std::vector<double>{0.0, 0.0}).status.where()) == "values");
+  CHECK(std::string(BinnedPrior::fit(one, std::vector<double>{1.0, 2.0}, 33).status.where()) == "prior.bins");
+  const std::vector<std::int32_t> bad = {3, 0};
+  CHECK(std::string(BinnedPrior::fit(bad, std::vector<double>{1.0, 2.0}).status.where()) == "distances[1]");
+}

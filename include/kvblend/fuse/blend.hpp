@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// blend: runs a LayerwiseFusor over a LayerwiseHost from the first layer to the last. One call for engines that hand
-// their layer loop over.
+// blend: runs a LayerwiseFusor, or the CUDA back end's, over a LayerwiseHost from the first layer to the last. One call
+// for engines that hand their layer loop over.
 #pragma once
 
 #include <kvblend/core/status.hpp>
@@ -10,11 +10,25 @@
 #include <kvblend/fuse/stopwatch.hpp>
 #include <kvblend/prompt/prompt.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
+
+// The steps that LayerwiseFusor documents, whatever memory they work on. Memory is what begin() takes.
+template <class F>
+concept StepFusor = requires(F& fusor, const Prompt& prompt, std::span<const Row> outputs,
+                             const typename F::Memory& memory) {
+  { F::timing } -> std::convertible_to<ScoreTiming>;
+  { fusor.begin(prompt, BlendShape{}, outputs, memory) } -> std::same_as<Status>;
+  { fusor.active() } -> std::same_as<std::span<const Row>>;
+  { fusor.kept() } -> std::same_as<std::span<const ActiveIndex>>;
+  { fusor.probing() } -> std::same_as<bool>;
+  { fusor.report() } -> std::same_as<const FusorReport&>;
+  fusor.narrow();
+};
 
 struct BlendReport {
   FusorReport fusor;
@@ -53,7 +67,7 @@ Status run_layers(Host& host, Source& source, Fusor& fusor, bool place, double& 
     {
       Stopwatch watch(host_s);
       if (fusor.probing()) {
-        if constexpr (AttentionReportingHost<Host>) {
+        if constexpr (AttentionReportingHost<Host> && requires { fusor.attention_mass(); }) {
           KVBLEND_RETURN_IF_ERROR(host.attend_and_report(layer, fusor.active(), fusor.kept(), fusor.first_probe_row(),
                                                          fusor.attention_mass()));
         }
@@ -71,7 +85,7 @@ Status run_passes(Host& host, Source& source, Fusor& fusor, double& host_s) {
   const bool probed = fusor.probing();
   if (probed) {
     KVBLEND_RETURN_IF_ERROR(run_layers(host, source, fusor, true, host_s));
-    KVBLEND_RETURN_IF_ERROR(fusor.choose_after_probe());
+    if constexpr (requires { fusor.choose_after_probe(); }) KVBLEND_RETURN_IF_ERROR(fusor.choose_after_probe());
   }
   // After a probe pass the reused rows are in the cache already.
   return run_layers(host, source, fusor, !probed, host_s);
@@ -84,10 +98,10 @@ Status run_passes(Host& host, Source& source, Fusor& fusor, double& host_s) {
 // workspace, Fusor::workspace_bytes(prompt, head_dim) bytes with the largest head_dim of the host's ropes, and with
 // RopeTables::per_row if stored frequencies are others than the host's. On an error the host's cache is what it was
 // before. An empty prompt commits nothing and is no error.
-template <LayerwiseHost Host, KvSource Source, class Selector, class Backend, AngleRule Angles>
-Status blend(Host& host, Source& source, LayerwiseFusor<Selector, Backend, Angles>& fusor, const Prompt& prompt,
-             std::span<const Row> outputs, std::span<std::byte> memory, BlendReport* report = nullptr) {
-  static_assert(Selector::timing != ScoreTiming::after_probe || AttentionReportingHost<Host>,
+template <LayerwiseHost Host, KvSource Source, StepFusor Fusor>
+Status blend(Host& host, Source& source, Fusor& fusor, const Prompt& prompt, std::span<const Row> outputs,
+             const typename Fusor::Memory& memory, BlendReport* report = nullptr) {
+  static_assert(Fusor::timing != ScoreTiming::after_probe || AttentionReportingHost<Host>,
                 "kvblend: this selector scores by a probe pass, so the host must have attend_and_report()");
   BlendReport unused;
   BlendReport& out = report != nullptr ? *report : unused;

@@ -8,6 +8,7 @@
 #include <kvblend/core/types.hpp>
 #include <kvblend/fuse/active_rows.hpp>
 #include <kvblend/fuse/backend.hpp>
+#include <kvblend/fuse/checks.hpp>
 #include <kvblend/fuse/host.hpp>
 #include <kvblend/fuse/placed_runs.hpp>
 #include <kvblend/fuse/portable_backend.hpp>
@@ -15,7 +16,7 @@
 #include <kvblend/fuse/workspace.hpp>
 #include <kvblend/prompt/prompt.hpp>
 #include <kvblend/rope/angles.hpp>
-#include <kvblend/rope/can_shift.hpp>
+#include <kvblend/select/norm.hpp>
 #include <kvblend/select/selector.hpp>
 
 #include <algorithm>
@@ -35,6 +36,7 @@ struct FusorReport {
   double merge_s = 0;              // writing fresh rows into the cache
   std::int32_t rows_selected = 0;  // reused rows among those kept at the last layer
   std::int64_t rows_computed = 0;  // rows that ran, summed over the layers
+  const char* selector = "none";   // name of the score that chose; "none" where nothing was to choose
 };
 
 // One blend of one prompt. Per layer, in this order:
@@ -55,11 +57,9 @@ struct FusorReport {
 template <class Selector, class Backend = PortableBackend, AngleRule Angles = ExactAngles>
 class LayerwiseFusor {
  public:
-  // The model's.
-  struct Shape {
-    std::int32_t layers = 0;
-    std::int32_t head_dim = 0;  // of keys; the largest, where layers differ
-  };
+  using Shape = BlendShape;
+  using Memory = std::span<std::byte>;
+  static constexpr ScoreTiming timing = Selector::timing;
 
   explicit LayerwiseFusor(Selector selector, Backend backend = {}) : selector_(selector), backend_(backend) {}
 
@@ -95,7 +95,10 @@ class LayerwiseFusor {
   Status fuse(std::int32_t layer, const FreshKeys& fresh_keys, const FreshValues& fresh_values, const Keys& keys,
               const Values& values);
 
-  void narrow() { rows_.narrow(); }
+  void narrow() {
+    if (Selector::weighs_values && probing_) weigh_mass();
+    rows_.narrow();
+  }
 
   // For engines that run many layers in one pass (pass_blend.hpp), which place all layers first and fuse only the early
   // ones that scores come from.
@@ -121,6 +124,7 @@ class LayerwiseFusor {
  private:
   Status choose(const ScoreInputs& inputs);
   std::span<const float> mass_of(std::span<const Row> rows);
+  void weigh_mass();
   template <class FreshKeys, class FreshValues, class Keys, class Values>
   Status choose_among_active(std::int32_t layer, const FreshKeys& fresh_keys, const FreshValues& fresh_values,
                              const Keys& keys, const Values& values);
@@ -129,14 +133,6 @@ class LayerwiseFusor {
     const bool at_start = Selector::timing != ScoreTiming::during_pass && layer == 0;
     return chooses_ && !probing_ && !at_start && selector_.chooses_at(layer);
   }
-  // Whether `count` rows of `plane` from `first` on can be moved into `cache`.
-  template <ReadablePlane P, WritablePlane Cache>
-  static Status check_source(const P& plane, std::int64_t first, std::int64_t count, const Cache& cache,
-                             const char* name);
-  // The checks of place() for one cached segment.
-  template <class Source, class Keys, class Values>
-  Status check_segment(std::int32_t index, std::int32_t layer, const RopeSpec& spec, Source& source, const Keys& keys,
-                       const Values& values) const;
 
   Selector selector_;
   Backend backend_;
@@ -156,11 +152,7 @@ class LayerwiseFusor {
 template <class Selector, class Backend, AngleRule Angles>
 Status LayerwiseFusor<Selector, Backend, Angles>::begin(const Prompt& prompt, Shape shape, std::span<const Row> outputs,
                                                         std::span<std::byte> memory) {
-  if (shape.layers <= 0) return Status::error(StatusCode::invalid_argument, "is %d", shape.layers).at("layers");
-  if (shape.head_dim <= 0 || shape.head_dim > kMaxHeadDim) {
-    return Status::error(StatusCode::invalid_argument, "is %d, must be in [1, %d]", shape.head_dim, kMaxHeadDim)
-        .at("head_dim");
-  }
+  KVBLEND_RETURN_IF_ERROR(validate(shape));
   KVBLEND_RETURN_IF_ERROR(selector_.validate(shape.layers));
   Result<FusorWorkspace> space = FusorWorkspace::make<Angles>(prompt, shape.head_dim, memory);
   KVBLEND_RETURN_IF_ERROR(space.status);
@@ -175,6 +167,7 @@ Status LayerwiseFusor<Selector, Backend, Angles>::begin(const Prompt& prompt, Sh
   KVBLEND_RETURN_IF_ERROR(rows_.begin(prompt, outputs, space_));
 
   chooses_ = !rows_.candidates().empty() && selector_.most_rows(prompt.reused_rows()) > 0;
+  if (chooses_) report_.selector = selector_.name_for(prompt);
   if (chooses_ && Selector::timing == ScoreTiming::during_pass) {
     rows_.start_with_all();
     return {};
@@ -205,9 +198,23 @@ std::span<const float> LayerwiseFusor<Selector, Backend, Angles>::mass_of(std::s
   return mass;
 }
 
+// Of the layer that was just probed: the candidates' attention times the norms that fuse() left, on to the sum of the
+// layers before. A probe needs no deviations, so their arrays hold the sum and the norms, both by row.
+template <class Selector, class Backend, AngleRule Angles>
+void LayerwiseFusor<Selector, Backend, Angles>::weigh_mass() {
+  for (const Row row : rows_.candidates()) {
+    const auto r = static_cast<std::size_t>(row.value);
+    space_.key_deviation[r] += space_.attention_mass[r] * space_.value_deviation[r];
+  }
+  std::fill(space_.attention_mass.begin(), space_.attention_mass.end(), 0.0f);
+}
+
 template <class Selector, class Backend, AngleRule Angles>
 Status LayerwiseFusor<Selector, Backend, Angles>::choose_after_probe() {
   if (!probing_) return Status::error(StatusCode::invalid_argument, "no probe pass is under way").at("probe");
+  if (Selector::weighs_values) {
+    std::copy(space_.key_deviation.begin(), space_.key_deviation.end(), space_.attention_mass.begin());
+  }
   KVBLEND_RETURN_IF_ERROR(choose({*prompt_, rows_.candidates(), {}, {}, mass_of(rows_.candidates()), 0}));
   probing_ = false;
   rows_.start_with_picked(picked_);
@@ -228,17 +235,8 @@ Status LayerwiseFusor<Selector, Backend, Angles>::place(std::int32_t layer, cons
   }
   Stopwatch watch(report_.shift_s);
   // Whatever can be wrong is found before anything is written.
-  const std::int32_t resident = prompt_->resident_rows();
-  KVBLEND_RETURN_IF_ERROR(check_shape(keys, "cache keys"));
-  KVBLEND_RETURN_IF_ERROR(check_shape(values, "cache values"));
-  KVBLEND_RETURN_IF_ERROR(check_rows(keys, resident, prompt_->rows() - resident, "cache keys"));
-  KVBLEND_RETURN_IF_ERROR(check_rows(values, resident, prompt_->rows() - resident, "cache values"));
-  for (const PlacedRun& placed : runs_.all()) {
-    if (Status status = check_segment(placed.segment, layer, spec, source, keys, values); !status.ok()) {
-      return Status::error(status.code(), "%s: %s", status.where(), status.message())
-          .at("segment %d, layer %d", placed.segment, layer);
-    }
-  }
+  KVBLEND_RETURN_IF_ERROR(
+      detail::check_place<HostPlanes>(*prompt_, runs_.all(), layer, spec, source, keys, values));
   KVBLEND_RETURN_IF_ERROR(runs_.refresh_tables(layer, spec, source));
   // Rows that run at this layer get fresh KV in fuse(); only a deviation wants to see what it replaces.
   std::fill(space_.computed.begin(), space_.computed.end(), std::uint8_t{0});
@@ -251,46 +249,21 @@ Status LayerwiseFusor<Selector, Backend, Angles>::place(std::int32_t layer, cons
 }
 
 template <class Selector, class Backend, AngleRule Angles>
-template <class Source, class Keys, class Values>
-Status LayerwiseFusor<Selector, Backend, Angles>::check_segment(std::int32_t index, std::int32_t layer,
-                                                                const RopeSpec& spec, Source& source, const Keys& keys,
-                                                                const Values& values) const {
-  const Segment& segment = prompt_->segments()[static_cast<std::size_t>(index)];
-  const std::int64_t first = segment.chunk_offset;
-  KVBLEND_RETURN_IF_ERROR(check_source(source.keys(index, layer), first, segment.size(), keys, "stored keys"));
-  KVBLEND_RETURN_IF_ERROR(check_source(source.values(index, layer), first, segment.size(), values, "stored values"));
-  KVBLEND_RETURN_IF_ERROR(can_shift(source.rope(index, layer), spec).status);
-  if (spec.head_dim == keys.layout.head_dim()) return {};
-  return Status::error(StatusCode::mismatch, "is %d, the cache's keys have %d", spec.head_dim, keys.layout.head_dim())
-      .at("rope head_dim");
-}
-
-template <class Selector, class Backend, AngleRule Angles>
-template <ReadablePlane P, WritablePlane Cache>
-Status LayerwiseFusor<Selector, Backend, Angles>::check_source(const P& plane, std::int64_t first, std::int64_t count,
-                                                               const Cache& cache, const char* name) {
-  KVBLEND_RETURN_IF_ERROR(check_shape(plane, name));
-  if (plane.layout.heads() != cache.layout.heads() || plane.layout.head_dim() != cache.layout.head_dim()) {
-    return Status::error(StatusCode::mismatch, "%d heads of %d values, the cache has %d of %d", plane.layout.heads(),
-                         plane.layout.head_dim(), cache.layout.heads(), cache.layout.head_dim())
-        .at("%s", name);
-  }
-  return check_stored_rows(plane, first, count, name);
-}
-
-template <class Selector, class Backend, AngleRule Angles>
 template <ReadablePlane FreshKeys, ReadablePlane FreshValues, WritablePlane Keys, WritablePlane Values>
 Status LayerwiseFusor<Selector, Backend, Angles>::fuse(std::int32_t layer, const FreshKeys& fresh_keys,
                                                        const FreshValues& fresh_values, const Keys& keys,
                                                        const Values& values) {
   static_assert(BackendFor<Backend, FreshKeys, Keys>, "kvblend: the back end cannot move fresh rows into these planes");
   const auto active = static_cast<std::int64_t>(rows_.active().size());
-  if (active > 0) {
-    KVBLEND_RETURN_IF_ERROR(check_source(fresh_keys, 0, active, keys, "fresh keys"));
-    KVBLEND_RETURN_IF_ERROR(check_source(fresh_values, 0, active, values, "fresh values"));
-  }
+  KVBLEND_RETURN_IF_ERROR(detail::check_fresh<HostPlanes>(active, fresh_keys, fresh_values, keys, values));
   report_.rows_computed += active;
   rows_.keep_all();
+  if (Selector::weighs_values && probing_) {
+    Stopwatch watch(report_.score_s);
+    for (const Row row : rows_.candidates()) {
+      space_.value_deviation[static_cast<std::size_t>(row.value)] = row_norm(values, row.value);
+    }
+  }
   if (chooses_at(layer)) {
     KVBLEND_RETURN_IF_ERROR(choose_among_active(layer, fresh_keys, fresh_values, keys, values));
     rows_.keep_picked(picked_);

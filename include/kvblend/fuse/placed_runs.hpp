@@ -27,6 +27,14 @@ class PlacedRuns {
   [[nodiscard]] bool empty() const { return runs_.empty(); }
   [[nodiscard]] std::span<const PlacedRun> all() const { return runs_; }
 
+  // For back ends that read tables elsewhere than on the host:
+  //   make_tables_in(values)   where refresh_tables() makes tables from now on
+  //   new_tables()             those that its last call made; none, if it kept the old ones
+  //   use_copy(copy)           has the runs read a copy of their tables, which starts there, until its next call
+  void make_tables_in(std::span<float> values) { values_ = values; }
+  [[nodiscard]] std::span<const float> new_tables() const { return new_tables_; }
+  void use_copy(const float* copy);
+
   // Gives every run the table that turns its keys of `layer` from the source's spec to `spec`. Tables serve every layer
   // with the same ropes; layers without rope turn nothing and leave them as they are.
   // Errors: the tables do not fit the workspace; the ropes are no pair to convert.
@@ -40,9 +48,11 @@ class PlacedRuns {
 
   std::span<PlacedRun> runs_;
   std::span<RotationTable> tables_;
-  std::span<float> values_;        // of all tables
-  std::int32_t table_layer_ = -1;  // whose ropes the tables were made from; -1: there are none
-  RopeSpec table_spec_;            // the host's then
+  std::span<float> values_;  // room for all tables
+  std::span<const float> new_tables_;
+  const float* table_values_ = nullptr;  // of the first table
+  std::int32_t table_layer_ = -1;        // whose ropes the tables were made from; -1: there are none
+  RopeSpec table_spec_;                  // the host's then
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -61,6 +71,7 @@ void PlacedRuns<Angles>::begin(const Prompt& prompt, const FusorWorkspace& space
   runs_ = space.runs.first(count);
   tables_ = space.tables;
   values_ = space.table_values;
+  new_tables_ = {};
   table_layer_ = -1;
 }
 
@@ -78,6 +89,7 @@ template <AngleRule Angles>
 template <class Source>
 Status PlacedRuns<Angles>::refresh_tables(std::int32_t layer, const RopeSpec& spec, Source& source) {
   const bool turns = spec.rotary_dim != 0;
+  new_tables_ = {};
   if (turns && !tables_hold(layer, spec, source)) {
     table_layer_ = -1;
     std::int64_t needed = 0;
@@ -101,9 +113,18 @@ Status PlacedRuns<Angles>::refresh_tables(std::int32_t layer, const RopeSpec& sp
     }
     table_layer_ = layer;
     table_spec_ = spec;
+    table_values_ = values_.data();
+    new_tables_ = values_.first(static_cast<std::size_t>(needed));
   }
   for (std::size_t i = 0; i < runs_.size(); ++i) runs_[i].table = turns ? tables_[i] : RotationTable{};
   return {};
+}
+
+template <AngleRule Angles>
+void PlacedRuns<Angles>::use_copy(const float* copy) {
+  for (PlacedRun& placed : runs_) {
+    if (placed.table.turns()) placed.table = placed.table.moved_to(copy + (placed.table.cosines(0) - table_values_));
+  }
 }
 
 }  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

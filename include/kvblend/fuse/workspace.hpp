@@ -70,16 +70,17 @@ struct FusorWorkspace {
     return workspace;
   }
 
- private:
-  static constexpr std::size_t kAlignment = 64;
-
-  static std::size_t table_floats(const Prompt& prompt, std::int32_t head_dim, bool per_row) {
+  // Floats of the tables of all cached segments.
+  [[nodiscard]] static std::size_t table_floats(const Prompt& prompt, std::int32_t head_dim, bool per_row) {
     std::size_t rows = 0;
     for (const Segment& segment : prompt.segments()) {
       if (segment.kind == SegmentKind::cached) rows += per_row ? segment.tokens.size() : 1;
     }
     return rows * static_cast<std::size_t>(head_dim);
   }
+
+ private:
+  static constexpr std::size_t kAlignment = 64;
 
   // All but the tables' values; returns the bytes it takes.
   std::size_t carve(const Prompt& prompt, std::byte* memory) {

@@ -27,6 +27,8 @@ struct BudgetInputs {
 //   std::int32_t most_rows(reused) const           the most it can keep of `reused` rows at any layer, known before any
 //                                                  score; 0: there is nothing to score
 //   bool narrows_at(layer, first_layer) const      whether `layer` chooses anew among the rows kept so far
+//   static constexpr bool reads_scores             (optional) false: rows() asks how many scores there are, and reads
+//                                                  none, so that they need not be known yet
 template <class B>
 concept Budget = requires(const B budget, const BudgetInputs& inputs, std::int32_t layer) {
   { budget.validate() } -> std::same_as<Status>;
@@ -34,5 +36,12 @@ concept Budget = requires(const B budget, const BudgetInputs& inputs, std::int32
   { budget.most_rows(layer) } -> std::same_as<std::int32_t>;
   { budget.narrows_at(layer, layer) } -> std::same_as<bool>;
 };
+
+// Whether the number of rows is known before the scores are.
+template <class B>
+inline constexpr bool kReadsScores = true;
+template <class B>
+requires requires { B::reads_scores; }
+inline constexpr bool kReadsScores<B> = B::reads_scores;
 
 }  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

@@ -35,6 +35,7 @@ inline std::int32_t at_most_candidates(std::int32_t rows, const BudgetInputs& in
 
 // The same share of the reused rows at every layer.
 struct RatioBudget {
+  static constexpr bool reads_scores = false;
   double ratio = 0.15;  // in [0, 1]
 
   RatioBudget() = default;
@@ -50,6 +51,7 @@ struct RatioBudget {
 
 // A number of rows; all, where there are fewer.
 struct CountBudget {
+  static constexpr bool reads_scores = false;
   std::int32_t count = 0;  // >= 0
 
   CountBudget() = default;
@@ -68,6 +70,7 @@ struct CountBudget {
 
 // Rows that score above a threshold, and those that score NaN: what cannot be judged is recomputed.
 struct ThresholdBudget {
+  static constexpr bool reads_scores = true;
   float threshold = 0.0f;  // finite, in the unit of the score
 
   ThresholdBudget() = default;
@@ -95,6 +98,7 @@ struct ThresholdBudget {
 // As w >= 1/2 and wide <= 2, 0 <= f <= r <= s <= 1: the schedule always reaches its mean and only narrows. Rounded to
 // rows, the mean is within half a row of r times the reused rows. With one layer there is no schedule: its share is r.
 struct GradualBudget {
+  static constexpr bool reads_scores = false;
   double ratio = 0.15;    // in [0, 1], the mean over the layers
   double wide = 1.6;      // in [1, 2], the first share in units of the ratio
   std::int32_t span = 8;  // layers from the first share to the last, >= 1

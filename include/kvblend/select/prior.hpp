@@ -81,6 +81,12 @@ struct BinnedPrior {
     return prior;
   }
 
+  // The mean of what was measured at each distance, in `count` bins of equal width in log d between the least and the
+  // greatest; a centre is the middle of its bin, also in log d. Bins that are empty or come to 0 are left out. Errors:
+  // lists of two lengths or none, a distance below 1, a value that is negative or not finite, all of them 0.
+  [[nodiscard]] static Result<BinnedPrior> fit(std::span<const std::int32_t> distances, std::span<const double> values,
+                                               std::int32_t count = 15);
+
   [[nodiscard]] double operator()(std::int32_t d) const {
     const auto last = static_cast<std::size_t>(bins - 1);
     if (d <= distance[0]) return value[0];
@@ -109,5 +115,51 @@ struct BinnedPrior {
     return {};
   }
 };
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+inline Result<BinnedPrior> BinnedPrior::fit(std::span<const std::int32_t> distances, std::span<const double> values,
+                                            std::int32_t count) {
+  if (distances.size() != values.size()) {
+    return Status::error(StatusCode::mismatch, "%zu distances, %zu values", distances.size(), values.size())
+        .at("prior");
+  }
+  if (count < 1 || count > kMaxBins || distances.empty()) {
+    return Status::error(StatusCode::invalid_argument, "%d bins, not in [1, %d], for %zu values", count, kMaxBins,
+                         distances.size())
+        .at("prior.bins");
+  }
+  double least = static_cast<double>(distances[0]);
+  double greatest = least;
+  for (std::size_t i = 0; i < distances.size(); ++i) {
+    if (distances[i] < 1) {
+      return Status::error(StatusCode::invalid_argument, "%d is not >= 1", distances[i]).at("distances[%zu]", i);
+    }
+    if (!is_finite(values[i]) || !(values[i] >= 0.0)) {
+      return Status::error(StatusCode::invalid_argument, "%g is not finite and >= 0", values[i]).at("values[%zu]", i);
+    }
+    least = distances[i] < least ? distances[i] : least;
+    greatest = distances[i] > greatest ? distances[i] : greatest;
+  }
+  const double width = std::log(greatest / least) / count;
+  std::array<double, kMaxBins> sums{};
+  std::array<double, kMaxBins> weights{};
+  for (std::size_t i = 0; i < distances.size(); ++i) {
+    const double along = width > 0.0 ? std::log(distances[i] / least) / width : 0.0;
+    const auto bin = static_cast<std::size_t>(along < count - 1 ? along : count - 1);
+    sums[bin] += values[i];
+    weights[bin] += 1.0;
+  }
+  BinnedPrior prior;
+  for (std::size_t bin = 0; bin < static_cast<std::size_t>(count); ++bin) {
+    if (!(sums[bin] > 0.0)) continue;
+    const auto next = static_cast<std::size_t>(prior.bins++);
+    prior.distance[next] = least * std::exp(width * (static_cast<double>(bin) + 0.5));
+    prior.value[next] = sums[bin] / weights[bin];
+  }
+  if (prior.bins == 0) return Status::error(StatusCode::invalid_argument, "all are 0").at("values");
+  KVBLEND_RETURN_IF_ERROR(prior.validate());
+  return prior;
+}
 
 }  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

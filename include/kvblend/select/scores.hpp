@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // The score policies: stored saliency, first-k and random (before anything is loaded), key and value deviation (during
-// the pass), attention mass (after a probe pass). Each is one small struct, as a new one would be.
+// the pass), attention mass (after a probe pass). Each is one small struct, as a new one would be; combine.hpp and
+// chunk_rules.hpp make others of them.
 #pragma once
 
+#include <kvblend/core/arithmetic.hpp>
 #include <kvblend/core/bits.hpp>
 #include <kvblend/core/status.hpp>
 #include <kvblend/core/types.hpp>
 #include <kvblend/prompt/prompt.hpp>
+#include <kvblend/select/mean.hpp>
 #include <kvblend/select/prior.hpp>
 #include <kvblend/select/score.hpp>
 
@@ -40,16 +43,11 @@ inline Status not_reused(Row row) {
   return Status::error(StatusCode::invalid_argument, "row %d is no row of a cached segment", row.value).at("rows");
 }
 
-// Mean of the finite values, in double; 0 if there are none. One overflowed row must not hide all others.
-inline double finite_mean(std::span<const float> values) {
-  double sum = 0.0;
-  std::size_t count = 0;
-  for (const float x : values) {
-    if (!is_finite(x)) continue;
-    sum += static_cast<double>(x);
-    ++count;
-  }
-  return count == 0 ? 0.0 : sum / static_cast<double>(count);
+// Deviations in units of their mean; what has the mean 0 stays.
+[[nodiscard]] KVBLEND_HOST_DEVICE inline double scale_of_mean(double mean) { return mean > 0.0 ? 1.0 / mean : 1.0; }
+[[nodiscard]] KVBLEND_HOST_DEVICE inline float scaled_sum(float a, double a_scale, float b, double b_scale) {
+  return static_cast<float>(
+      rounded_sum(rounded_product(static_cast<double>(a), a_scale), rounded_product(static_cast<double>(b), b_scale)));
 }
 
 // A well-mixed 64-bit value of (seed, row): the finalizer of splitmix64 over a Weyl step per row.
@@ -79,6 +77,7 @@ struct StoredScore : detail::BeforeLoad {
   explicit StoredScore(const Prior& p) : prior(p) {}
 
   [[nodiscard]] Status validate() const { return prior.validate(); }
+  [[nodiscard]] bool covers(const Prompt& prompt) const { return detail::has_stored_scores(prompt); }
 
   [[nodiscard]] Status operator()(const ScoreInputs& inputs, std::span<float> out) const {
     if (inputs.rows.empty()) return {};
@@ -169,13 +168,10 @@ struct KeyValueDeviation {
   static constexpr const char* name = "key_value_deviation";
 
   [[nodiscard]] Status operator()(const ScoreInputs& inputs, std::span<float> out) const {
-    const double key_mean = detail::finite_mean(inputs.key_deviation);
-    const double value_mean = detail::finite_mean(inputs.value_deviation);
-    const double key_scale = key_mean > 0.0 ? 1.0 / key_mean : 1.0;
-    const double value_scale = value_mean > 0.0 ? 1.0 / value_mean : 1.0;
+    const double key_scale = detail::scale_of_mean(detail::finite_mean(inputs.key_deviation));
+    const double value_scale = detail::scale_of_mean(detail::finite_mean(inputs.value_deviation));
     for (std::size_t i = 0; i < inputs.rows.size(); ++i) {
-      out[i] = static_cast<float>(static_cast<double>(inputs.key_deviation[i]) * key_scale +
-                                  static_cast<double>(inputs.value_deviation[i]) * value_scale);
+      out[i] = detail::scaled_sum(inputs.key_deviation[i], key_scale, inputs.value_deviation[i], value_scale);
     }
     return {};
   }
@@ -191,6 +187,19 @@ struct AttentionMass {
   [[nodiscard]] Status operator()(const ScoreInputs& inputs, std::span<float> out) const {
     std::copy(inputs.attention_mass.begin(), inputs.attention_mass.end(), out.begin());
     return {};
+  }
+};
+
+// The same, weighed by the values that attention fetches: Σ over layers of (Σ over heads of attention)·‖value‖₂. A sink
+// draws much attention to a small value, and changes little.
+struct AttentionValueMass {
+  static constexpr ScoreTiming timing = ScoreTiming::after_probe;
+  static constexpr bool uses_keys = false;
+  static constexpr bool uses_values = true;
+  static constexpr const char* name = "attention_value_mass";
+
+  [[nodiscard]] Status operator()(const ScoreInputs& inputs, std::span<float> out) const {
+    return AttentionMass{}(inputs, out);  // the blend has weighed it
   }
 };
 

@@ -31,9 +31,13 @@ struct SelectorScratch {
 // and, where the budget narrows, again at later layers among the rows still kept.
 template <Score ScorePolicy, Budget BudgetPolicy>
 struct DeviationSelector {
+  static_assert(!(detail::writes_places<ScorePolicy>() && kReadsScores<BudgetPolicy>),
+                "kvblend: this score writes places, which no budget can count by: take one with reads_scores false");
   static constexpr ScoreTiming timing = ScorePolicy::timing;
   static constexpr bool uses_keys = timing == ScoreTiming::during_pass && ScorePolicy::uses_keys;
   static constexpr bool uses_values = timing == ScoreTiming::during_pass && ScorePolicy::uses_values;
+  // Attention is to be weighed by the values it fetches.
+  static constexpr bool weighs_values = timing == ScoreTiming::after_probe && ScorePolicy::uses_values;
   static constexpr const char* name = ScorePolicy::name;
 
   ScorePolicy score{};
@@ -51,9 +55,12 @@ struct DeviationSelector {
       return Status::error(StatusCode::out_of_range, "layer %d of a model of %d", check_layer, layers)
           .at("check_layer");
     }
-    if constexpr (ValidatedScore<ScorePolicy>) KVBLEND_RETURN_IF_ERROR(score.validate());
+    KVBLEND_RETURN_IF_ERROR(detail::validate_score(score));
     return budget.validate();
   }
+
+  // What chooses for this prompt, where that depends on the prompt (chunk_rules.hpp's Fallback); else `name`.
+  [[nodiscard]] const char* name_for(const Prompt& prompt) const { return detail::score_name(score, prompt); }
 
   // The first layer at which fewer than all rows may go on.
   [[nodiscard]] std::int32_t first_layer() const { return timing == ScoreTiming::during_pass ? check_layer : 0; }
@@ -64,6 +71,20 @@ struct DeviationSelector {
 
   // The most of `reused` rows it can keep at any layer; 0: it keeps none, and there is nothing to score.
   [[nodiscard]] std::int32_t most_rows(std::int32_t reused) const { return budget.most_rows(reused); }
+
+  // How many of the rows that `scores` are of go on through the rest of `layer`. A budget that does not read scores
+  // (kReadsScores) takes any span of the right length.
+  [[nodiscard]] std::size_t rows_to_keep(const Prompt& prompt, std::int32_t layer, std::int32_t layers,
+                                         std::span<const float> scores) const {
+    BudgetInputs inputs;
+    inputs.reused_rows = prompt.reused_rows();
+    inputs.layer = layer;
+    inputs.first_layer = first_layer();
+    inputs.layers = layers;
+    inputs.scores = scores;
+    const std::int32_t wanted = budget.rows(inputs);
+    return (std::min)(static_cast<std::size_t>((std::max)(wanted, 0)), scores.size());
+  }
 
   // Which of inputs.rows go on through the rest of inputs.layer: indices into inputs.rows, ascending, each once, in
   // scratch.picked. `layers` is the model's. Rows that must be recomputed anyway are no business of this function.
@@ -77,15 +98,10 @@ struct DeviationSelector {
     KVBLEND_RETURN_IF_ERROR(check(inputs, scratch));
 
     const std::span<float> scores = scratch.scores.first(candidates);
-    KVBLEND_RETURN_IF_ERROR(score(inputs, scores));
-    BudgetInputs budget_inputs;
-    budget_inputs.reused_rows = inputs.prompt.reused_rows();
-    budget_inputs.layer = inputs.layer;
-    budget_inputs.first_layer = first_layer();
-    budget_inputs.layers = layers;
-    budget_inputs.scores = scores;
-    const std::int32_t wanted = budget.rows(budget_inputs);
-    const auto k = (std::min)(static_cast<std::size_t>((std::max)(wanted, 0)), candidates);
+    ScoreInputs score_inputs = inputs;
+    score_inputs.scratch = {scratch.keys.first(candidates), scratch.picked.first(candidates)};
+    KVBLEND_RETURN_IF_ERROR(detail::run_score(score, score_inputs, scores));
+    const std::size_t k = rows_to_keep(inputs.prompt, inputs.layer, layers, scores);
 
     const std::span<ActiveIndex> picked = scratch.picked.first(k);
     if (k == candidates) {
