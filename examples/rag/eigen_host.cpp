@@ -6,6 +6,7 @@
 
 #include <eigen_engine/gguf_loader.hpp>
 
+#include <algorithm>
 #include <array>
 
 namespace rag {
@@ -27,7 +28,9 @@ Result<std::unique_ptr<Host>> EigenHost::open(const std::string& model_path, std
 }
 
 Status EigenHost::reserve(std::int32_t rows) {
-  engine_ = std::make_unique<Engine>(model_, rows, pool_);
+  std::size_t longest = 0;  // a probe behind the longest chunk
+  for (const auto& probe : probes_) longest = (std::max)(longest, probe.size());
+  engine_ = std::make_unique<Engine>(model_, rows + static_cast<std::int32_t>(longest), pool_);
   return {};
 }
 
@@ -49,7 +52,21 @@ Result<ChunkHandle> EigenHost::encode(std::span<const TokenId> tokens) {
     KVBLEND_RETURN_IF_ERROR(
         import_rows<F32Codec>(chunk.value, layer, engine_->keys(layer), engine_->values(layer), 0, 0, engine_->rows()));
   }
+  if (!probes_.empty()) KVBLEND_RETURN_IF_ERROR(saliency(*engine_, probes_, chunk.value.scores()));
   return share(std::move(chunk.value));
+}
+
+Status EigenHost::probe(std::span<const TokenId> tokens, ProbeSums& out) { return run_probe(*engine_, tokens, out); }
+
+Status EigenHost::store_scores(std::vector<std::vector<TokenId>> probes) {
+  probes_ = std::move(probes);
+  return {};
+}
+
+LayerFlops EigenHost::layer_flops() const {
+  const eigen_engine::ModelConfig& c = model_.config();
+  const double weights = static_cast<double>(c.hidden) * (c.qkv_values() + c.query_values() + 3.0 * c.feed_forward);
+  return {2.0 * weights, 4.0 * c.query_values()};
 }
 
 Status EigenHost::blend(const Prompt& prompt, std::span<const ChunkSource> sources, const Selection& selection,
@@ -65,6 +82,7 @@ Status EigenHost::blend(const Prompt& prompt, std::span<const ChunkSource> sourc
   run.select_s = report.fusor.select_s;
   run.merge_s = report.fusor.merge_s;
   run.rows_recomputed = report.fusor.rows_selected;
+  run.rows_computed = report.fusor.rows_computed;
   run.recompute_s = report.host_s;
   Stopwatch watch(run.recompute_s);
   return engine_->logits(logits);

@@ -5,6 +5,7 @@
 
 #include <rag/blender.hpp>
 #include <rag/host.hpp>
+#include <rag/saliency.hpp>
 
 #include <eigen_engine/engine.hpp>
 #include <eigen_engine/model.hpp>
@@ -33,6 +34,11 @@ class EigenHost final : public Host {
   kvblend::Result<kvblend::ChunkHandle> encode(std::span<const kvblend::TokenId> tokens) override;
   kvblend::Status blend(const kvblend::Prompt& prompt, std::span<const kvblend::ChunkSource> sources,
                         const Selection& selection, Run& run, std::span<float> logits) override;
+  [[nodiscard]] bool reports_attention() const override { return true; }
+  kvblend::Status probe(std::span<const kvblend::TokenId> tokens, ProbeSums& out) override;
+  kvblend::Status store_scores(std::vector<std::vector<kvblend::TokenId>> probes) override;
+  [[nodiscard]] std::string recipe() const override { return probes_.empty() ? "" : kSaliencyRecipe; }
+  [[nodiscard]] LayerFlops layer_flops() const override;
   kvblend::Result<double> layer_time(const kvblend::ChunkHandle& chunk, std::int32_t rows,
                                      std::int32_t context) override;
 
@@ -44,6 +50,7 @@ class EigenHost final : public Host {
   kvblend::ModelIdentity identity_;
   eigen_engine::ThreadPool pool_;
   std::unique_ptr<eigen_engine::Engine> engine_;
+  std::vector<std::vector<kvblend::TokenId>> probes_;
   Blender blender_{pool_};
 };
 

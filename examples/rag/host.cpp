@@ -9,11 +9,20 @@ namespace rag {
 
 using namespace kvblend;
 
+Status Host::probe(std::span<const TokenId>, ProbeSums&) {
+  return Status::error(StatusCode::unsupported, "%s does not report attention", name()).at("probe");
+}
+
+Status Host::store_scores(std::vector<std::vector<TokenId>>) {
+  return Status::error(StatusCode::unsupported, "%s does not report attention", name()).at("stored scores");
+}
+
 ChunkIdentity Host::chunk_identity(std::span<const TokenId> tokens) const {
   ChunkIdentity out;
   out.model = identity();
   for (std::int32_t layer = 0; layer < out.model.layers; ++layer) out.add_layer_rope(rope(layer));
   out.tokens.assign(tokens.begin(), tokens.end());
+  out.recipe = recipe();
   return out;
 }
 

@@ -13,17 +13,42 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace rag {
 
 // Which rows' logits a prefill is run for.
 enum class Wanted : std::uint8_t { none, last, all };
 
+// What a blend's first choice looked at.
+struct ScoresSeen {
+  std::int32_t rows = 0;       // candidates; 0: nothing was scored
+  double mean = 0;             // of the scores
+  double sd = 0;               // of the scores
+  double key_deviation = 0;    // mean over the candidates, where they were measured
+  double value_deviation = 0;  // the same
+  double attention = 0;        // paid to all candidates together, where it was asked for
+};
+
 // How a blend chooses the rows it recomputes.
 struct Selection {
   std::string selector = "key_value_deviation";
-  std::string schedule = "flat";  // or gradual
-  double ratio = 0;               // share of the reused rows
+  std::string schedule = "flat";    // or gradual
+  double ratio = 0;                 // share of the reused rows
+  kvblend::BinnedPrior prior = {};  // of stored scores; bins 0: none was measured
+  ScoresSeen* seen = nullptr;       // filled in if given
+};
+
+// Attention that a probe pays to each cached row, summed over heads and the probe's rows.
+struct ProbeSums {
+  std::vector<float> mass;        // over all layers
+  std::vector<float> value_mass;  // over the layers behind the first, times ‖the row's value‖₂
+};
+
+// What a row of a layer costs, in multiply-adds times two.
+struct LayerFlops {
+  double row = 0;   // products with the weights
+  double pair = 0;  // attention to one row
 };
 
 inline constexpr std::int32_t kStagingLayers = 4;  // layers that loading may be ahead of a blend
@@ -65,6 +90,17 @@ class Host {
   // run: what the planner's cost model is calibrated with.
   virtual kvblend::Result<double> layer_time(const kvblend::ChunkHandle& chunk, std::int32_t rows,
                                              std::int32_t context) = 0;
+
+  // Attention of `tokens`, run behind the cached rows, each of which must be at its own number as position, and
+  // forgotten again. Errors: a host that cannot tell.
+  [[nodiscard]] virtual bool reports_attention() const { return false; }
+  virtual kvblend::Status probe(std::span<const kvblend::TokenId> tokens, ProbeSums& out);
+  // From now on chunks are stored with scores, by the recipe of saliency.hpp with these probes. Called before
+  // reserve().
+  virtual kvblend::Status store_scores(std::vector<std::vector<kvblend::TokenId>> probes);
+  // What chunks' scores are computed by; empty: they have none.
+  [[nodiscard]] virtual std::string recipe() const { return {}; }
+  [[nodiscard]] virtual LayerFlops layer_flops() const = 0;
 
   // What a chunk of these tokens is stored under.
   [[nodiscard]] kvblend::ChunkIdentity chunk_identity(std::span<const kvblend::TokenId> tokens) const;

@@ -10,6 +10,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "llama.h"
+
 namespace rag {
 
 using namespace kvblend;
@@ -54,7 +56,9 @@ std::string LlamaHost::note() const {
 }
 
 Status LlamaHost::check(const Selection& selection) const {
-  if (timing_of(selection.selector) == ScoreTiming::after_probe) {
+  const auto traits = selector_traits(selection.selector);
+  KVBLEND_RETURN_IF_ERROR(traits.status);
+  if (traits.value.timing == ScoreTiming::after_probe || traits.value.needs_stored_scores) {
     return Status::error(StatusCode::unsupported, "needs attention scores, which llama.cpp does not give out")
         .at("selector %s", selection.selector.c_str());
   }
@@ -154,6 +158,7 @@ Status LlamaHost::blend_rows(const Prompt& prompt, std::span<const ChunkSource> 
   run.select_s = report.fusor.select_s;
   run.merge_s = report.fusor.merge_s + report.load_cache_s;
   run.rows_recomputed = report.fusor.rows_selected;
+  run.rows_computed = report.fusor.rows_computed;
   run.recompute_s = report.score_pass_s + report.compute_s;
   return {};
 }
@@ -171,10 +176,17 @@ Status LlamaHost::prefill_behind_prefix(const Prompt& prompt, std::span<const Ch
   }
   const Result<Prompt> exact = Prompt::make(prefix, Position(context() - 1));
   KVBLEND_RETURN_IF_ERROR(exact.status);
-  KVBLEND_RETURN_IF_ERROR(
-      blend_rows(exact.value, sources.first(prefix.size()), {.selector = "first_k", .ratio = 0}, {}, run));
+  KVBLEND_RETURN_IF_ERROR(blend_rows(exact.value, sources.first(prefix.size()), {.selector = "first_k"}, {}, run));
   Stopwatch watch(run.recompute_s);
   return engine_->prefill(rest);
+}
+
+// All but the embedding is taken for the layers'.
+LayerFlops LlamaHost::layer_flops() const {
+  const llama_model* model = model_.get();
+  const double embedding = static_cast<double>(model_.vocabulary()) * llama_model_n_embd(model);
+  const double weights = (static_cast<double>(llama_model_n_params(model)) - embedding) / model_.layers();
+  return {2.0 * weights, 4.0 * llama_model_n_head(model) * model_.head_dim()};
 }
 
 Result<double> LlamaHost::layer_time(const ChunkHandle& chunk, std::int32_t rows, std::int32_t context) {

@@ -51,6 +51,7 @@ class LlamaHost final : public Host {
   kvblend::Result<kvblend::ChunkHandle> encode(std::span<const kvblend::TokenId> tokens) override;
   kvblend::Status blend(const kvblend::Prompt& prompt, std::span<const kvblend::ChunkSource> sources,
                         const Selection& selection, Run& run, std::span<float> logits) override;
+  [[nodiscard]] LayerFlops layer_flops() const override;
   kvblend::Result<double> layer_time(const kvblend::ChunkHandle& chunk, std::int32_t rows,
                                      std::int32_t context) override;
 

@@ -45,6 +45,7 @@ Status read_item(const nlohmann::json& json, const std::string& where, Item& ite
   KVBLEND_RETURN_IF_ERROR(read_text(json, "question", where + ".", item.question));
   KVBLEND_RETURN_IF_ERROR(read_texts(json, "passages", where + ".", item.passages));
   if (json.contains("answers")) KVBLEND_RETURN_IF_ERROR(read_texts(json, "answers", where + ".", item.answers));
+  if (json.contains("group")) KVBLEND_RETURN_IF_ERROR(read_text(json, "group", where + ".", item.group));
   if (item.passages.empty()) return wrong(where + ".passages", "is empty");
   return {};
 }

@@ -14,6 +14,7 @@ struct Item {
   std::string question;
   std::vector<std::string> passages;
   std::vector<std::string> answers;  // may be empty
+  std::string group;                 // what it is one of, for means by group; may be empty
 };
 
 struct PromptFile {
@@ -21,8 +22,8 @@ struct PromptFile {
   std::vector<Item> items;
 };
 
-// {"instructions": text, "items": [{"question": text, "passages": [text, …], "answers": [text, …]}, …]}; "answers" may
-// be missing. Errors name the file, and the key that is missing or of another type.
+// {"instructions": text, "items": [{"question": text, "passages": [text, …], "answers": [text, …], "group": text}, …]};
+// "answers" and "group" may be missing. Errors name the file, and the key that is missing or of another type.
 kvblend::Result<PromptFile> read_prompt_file(const std::string& path);
 
 }  // namespace rag

@@ -26,6 +26,7 @@ struct Run {
   double merge_s = 0;                // writing fresh rows into the cache
   double recompute_s = 0;            // the engine's passes
   std::int32_t rows_recomputed = 0;  // tokens of stored parts that were computed again
+  std::int64_t rows_computed = 0;    // rows that ran, summed over the layers; of blends
   double kl_vs_full = 0;             // nats a token, mean over the teacher-forced tokens
   double top1_agreement = 0;         // share of those tokens at which the most likely next token is the same
   std::string answer;

@@ -1,43 +1,95 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Selectors by name: the demo chooses one at run time, the library wants a type.
+// Selectors by name. The library wants a type, the demo and the benchmarks choose at run time: a score policy behind a
+// virtual call, and one type of selector for each way a score can be known, however many scores there are.
 #pragma once
 
 #include <rag/host.hpp>
 
 #include <kvblend/kvblend.hpp>
 
+#include <memory>
+#include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace rag {
 
-// Calls body(score) with the score policy of that name. Body returns the same type for all.
-template <class Body>
-auto with_score(const std::string& name, Body&& body) {
-  if (name == "first_k") return body(kvblend::FirstK{});
-  if (name == "random") return body(kvblend::RandomScore{});
-  if (name == "key_deviation") return body(kvblend::KeyDeviation{});
-  if (name == "value_deviation") return body(kvblend::ValueDeviation{});
-  if (name == "attention_mass") return body(kvblend::AttentionMass{});
-  return body(kvblend::KeyValueDeviation{});
-}
+class AnyScore {
+ public:
+  AnyScore() = default;
+  AnyScore(const AnyScore&) = delete;
+  AnyScore& operator=(const AnyScore&) = delete;
+  virtual ~AnyScore() = default;
 
-inline kvblend::ScoreTiming timing_of(const std::string& name) {
-  return with_score(name, [](auto score) { return decltype(score)::timing; });
-}
+  [[nodiscard]] virtual kvblend::Status score(const kvblend::ScoreInputs& inputs, std::span<float> out) const = 0;
+  [[nodiscard]] virtual kvblend::Status validate() const = 0;
+};
 
-// Calls body(selector) with the selector that the selection names.
+struct SelectorTraits {
+  const char* name;
+  kvblend::ScoreTiming timing;
+  bool weighs_values;        // attention times ‖v‖
+  bool needs_stored_scores;  // every chunk must have them
+};
+
+// All that with_selector() knows, the simple ones first.
+std::vector<SelectorTraits> all_selectors();
+// Errors: none of that name.
+kvblend::Result<SelectorTraits> selector_traits(std::string_view name);
+// `prior`: of stored scores, by whatever selector reads them with "the model's" prior; bins 0: the power law.
+kvblend::Result<std::unique_ptr<AnyScore>> make_score(std::string_view name, const kvblend::BinnedPrior& prior);
+
+// Fills in `seen` from the first scores of a blend.
+void look(const kvblend::ScoreInputs& inputs, std::span<const float> scores, ScoresSeen& seen);
+
+// AnyScore as the score policy that a selector is made with.
+template <kvblend::ScoreTiming Timing, bool WeighsValues = false>
+struct NamedScore {
+  static constexpr kvblend::ScoreTiming timing = Timing;
+  static constexpr bool uses_keys = Timing == kvblend::ScoreTiming::during_pass;
+  static constexpr bool uses_values = uses_keys || WeighsValues;
+  static constexpr const char* name = "chosen by name";
+
+  const AnyScore* score = nullptr;
+  const char* own_name = name;
+  ScoresSeen* seen = nullptr;
+
+  [[nodiscard]] const char* name_for(const kvblend::Prompt&) const { return own_name; }
+  [[nodiscard]] kvblend::Status validate() const { return score->validate(); }
+  [[nodiscard]] kvblend::Status operator()(const kvblend::ScoreInputs& inputs, std::span<float> out) const {
+    KVBLEND_RETURN_IF_ERROR(score->score(inputs, out));
+    if (seen != nullptr && seen->rows == 0) look(inputs, out, *seen);
+    return {};
+  }
+};
+
+// Calls body(selector), which returns a Status, with the selector that the selection names.
 template <class Body>
-auto with_selector(const Selection& selection, Body&& body) {
-  return with_score(selection.selector, [&](auto score) {
+kvblend::Status with_selector(const Selection& selection, Body&& body) {
+  using namespace kvblend;
+  const Result<SelectorTraits> traits = selector_traits(selection.selector);
+  KVBLEND_RETURN_IF_ERROR(traits.status);
+  const auto any = make_score(selection.selector, selection.prior);
+  KVBLEND_RETURN_IF_ERROR(any.status);
+  const auto with_budget = [&](auto score) -> Status {
     using Score = decltype(score);
+    score.score = any.value.get();
+    score.own_name = traits.value.name;
+    score.seen = selection.seen;
     if (selection.schedule == "gradual") {
-      kvblend::GradualBudget budget;
-      budget.ratio = selection.ratio;
-      return body(kvblend::DeviationSelector<Score, kvblend::GradualBudget>(score, budget));
+      return body(DeviationSelector<Score, GradualBudget>(score, GradualBudget(selection.ratio)));
     }
-    return body(kvblend::DeviationSelector<Score, kvblend::RatioBudget>(score, kvblend::RatioBudget{selection.ratio}));
-  });
+    return body(DeviationSelector<Score, RatioBudget>(score, RatioBudget(selection.ratio)));
+  };
+  switch (traits.value.timing) {
+    case ScoreTiming::before_load: return with_budget(NamedScore<ScoreTiming::before_load>{});
+    case ScoreTiming::during_pass: return with_budget(NamedScore<ScoreTiming::during_pass>{});
+    case ScoreTiming::after_probe: break;
+  }
+  if (traits.value.weighs_values) return with_budget(NamedScore<ScoreTiming::after_probe, true>{});
+  return with_budget(NamedScore<ScoreTiming::after_probe>{});
 }
 
 }  // namespace rag

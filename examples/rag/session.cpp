@@ -2,6 +2,7 @@
 #include <rag/session.hpp>
 
 #include <rag/closeness.hpp>
+#include <rag/saliency.hpp>
 #include <rag/selectors.hpp>
 
 #include <algorithm>
@@ -25,12 +26,21 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 }  // namespace
 
 std::vector<std::string> selector_names() {
-  return {"key_value_deviation", "key_deviation", "value_deviation", "attention_mass", "first_k", "random"};
+  std::vector<std::string> names;
+  for (const SelectorTraits& traits : all_selectors()) names.emplace_back(traits.name);
+  return names;
 }
 
 Result<std::unique_ptr<Session>> Session::open(const Options& options, std::unique_ptr<Host> host) {
   auto tokenizer = eigen_engine::Tokenizer::load(options.model.c_str());
   if (!tokenizer.ok()) return tokenizer.status;
+  const auto traits = selector_traits(options.selector);
+  KVBLEND_RETURN_IF_ERROR(traits.status);
+  if (traits.value.needs_stored_scores) {
+    auto probes = saliency_probes(tokenizer.value);
+    KVBLEND_RETURN_IF_ERROR(probes.status);
+    KVBLEND_RETURN_IF_ERROR(host->store_scores(std::move(probes.value)));
+  }
   std::unique_ptr<Session> session(new Session(options, std::move(host), std::move(tokenizer.value)));
   if (options.store == "file") {
     auto tier = FileTier<>::open(options.store_directory);
@@ -41,36 +51,10 @@ Result<std::unique_ptr<Session>> Session::open(const Options& options, std::uniq
 }
 
 Status Session::tokenize(const PromptFile& file, std::vector<TokenizedItem>& items) const {
-  // The chat template around the parts, cut at markers that no template touches.
-  const std::string marker = "\x1fpassages\x1f";
-  std::string before = file.instructions + "\n\n";
-  std::string behind = "\nAnswer:";
-  const std::array<eigen_engine::ChatMessage, 2> messages = {{{"system", file.instructions}, {"user", marker}}};
-  if (const auto text = tokenizer_.chat(messages, true); text.ok()) {
-    const std::size_t at = text.value.rfind(marker);
-    if (at != std::string::npos) {
-      before = text.value.substr(0, at);
-      behind = text.value.substr(at + marker.size());
-    }
-  }
   for (const Item& item : file.items) {
-    TokenizedItem out;
-    auto tokens = tokenizer_.tokenize(before, true, true);
-    KVBLEND_RETURN_IF_ERROR(tokens.status);
-    out.reusable.push_back(std::move(tokens.value));
-    for (const std::string& passage : item.passages) {
-      tokens = tokenizer_.tokenize(passage + "\n\n", false, false);
-      KVBLEND_RETURN_IF_ERROR(tokens.status);
-      out.reusable.push_back(std::move(tokens.value));
-    }
-    tokens = tokenizer_.tokenize("Question: " + item.question, false, false);
-    KVBLEND_RETURN_IF_ERROR(tokens.status);
-    out.question = std::move(tokens.value);
-    tokens = tokenizer_.tokenize(behind, false, true);
-    KVBLEND_RETURN_IF_ERROR(tokens.status);
-    out.question.insert(out.question.end(), tokens.value.begin(), tokens.value.end());
-    for (const auto& part : out.reusable) out.all.insert(out.all.end(), part.begin(), part.end());
-    out.all.insert(out.all.end(), out.question.begin(), out.question.end());
+    auto tokenized = rag::tokenize(tokenizer_, file.instructions, item);
+    KVBLEND_RETURN_IF_ERROR(tokenized.status);
+    TokenizedItem& out = tokenized.value;
     const auto needed = static_cast<std::int64_t>(out.all.size()) + options_.answer_tokens;
     if (needed > host_->context()) {
       return Status::error(StatusCode::out_of_range, "needs %lld positions with its answer, the model has %d",
@@ -130,7 +114,7 @@ Status Session::run(const PromptFile& file, Report& report) {
   }
   KVBLEND_RETURN_IF_ERROR(host_->reserve(std::max(report.tokens, 64) + options_.answer_tokens));
   if (!options_.ratio && !host_->can_plan()) options_.ratio = PlannerOptions().r_min;
-  KVBLEND_RETURN_IF_ERROR(host_->check({options_.selector, options_.schedule, options_.ratio.value_or(1)}));
+  KVBLEND_RETURN_IF_ERROR(host_->check(selection(options_.ratio.value_or(1))));
 
   Progress progress(parts + (options_.ratio ? 0 : 1) + static_cast<int>(items.size()) * (4 * options_.repeats + 4));
   for (std::size_t i = 0; i < items.size(); ++i) {
@@ -267,7 +251,7 @@ Status Session::look_up(const TokenizedItem& item, std::size_t cached, Request& 
 Status Session::blend_at(double ratio, Request& request, Run& run, std::vector<float>& logits) {
   run.ratio = ratio;
   if (ratio > 0) run.selector = options_.selector;
-  return host_->blend(request.prompt, request.sources, {options_.selector, options_.schedule, ratio}, run, logits);
+  return host_->blend(request.prompt, request.sources, selection(ratio), run, logits);
 }
 
 Status Session::reuse(const TokenizedItem& item, std::size_t cached, double ratio, Run& run,
@@ -290,7 +274,7 @@ Status Session::planned(const TokenizedItem& item, Run& run, std::vector<float>&
   const ModelIdentity& identity = host_->identity();
   std::vector<LayerPlan> layer_plans(static_cast<std::size_t>(identity.layers));
   PlannerOptions planner_options;
-  planner_options.timing = timing_of(options_.selector);
+  planner_options.timing = selector_traits(options_.selector).value.timing;
   planner_options.staging_layers = kStagingLayers;
   const RecomputePlanner<LinearCostModel> planner(cost_, planner_options);
   const UniformBytes bytes(std::int64_t{2} * identity.kv_heads * head_bytes(identity));

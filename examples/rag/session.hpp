@@ -6,6 +6,7 @@
 #include <rag/host.hpp>
 #include <rag/prompt_file.hpp>
 #include <rag/report.hpp>
+#include <rag/tokenized.hpp>
 
 #include <eigen_engine/tokenizer.hpp>
 #include <kvblend/kvblend.hpp>
@@ -45,11 +46,6 @@ class Session {
   kvblend::Status run(const PromptFile& file, Report& report);
 
  private:
-  struct TokenizedItem {
-    std::vector<std::vector<kvblend::TokenId>> reusable;  // instructions, then the passages
-    std::vector<kvblend::TokenId> question;
-    std::vector<kvblend::TokenId> all;
-  };
   // Logits at each token of the full-recompute answer, and that answer.
   struct Reference {
     std::vector<kvblend::TokenId> answer;
@@ -70,6 +66,13 @@ class Session {
         tokenizer_(std::move(tokenizer)),
         memory_tier_(std::int64_t{8} << 30) {}
 
+  [[nodiscard]] Selection selection(double ratio) const {
+    Selection out;
+    out.selector = options_.selector;
+    out.schedule = options_.schedule;
+    out.ratio = ratio;
+    return out;
+  }
   kvblend::Status tokenize(const PromptFile& file, std::vector<TokenizedItem>& items) const;
   kvblend::Status store(const std::vector<kvblend::TokenId>& tokens);
   kvblend::Status calibrate(const std::vector<TokenizedItem>& items);

@@ -4,6 +4,7 @@
 // gate checks placed rows with.
 #pragma once
 
+#include <kvblend/core/bits.hpp>
 #include <kvblend/core/status.hpp>
 #include <kvblend/core/types.hpp>
 #include <kvblend/memory/plane.hpp>
