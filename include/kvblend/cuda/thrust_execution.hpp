@@ -17,8 +17,8 @@
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 namespace cuda {
 
-// `policy` is copied: the type of thrust::cpp::par is thrust::cpp::detail::par_t, and so on. Sorts are the standard
-// library's, since Thrust's allocate.
+// `policy` is copied: the type of thrust::cpp::par is thrust::system::cpp::detail::par_t, and so on. Sorts are the
+// standard library's, since Thrust's allocate.
 template <class Policy>
 class ThrustExecution {
  public:
