@@ -116,10 +116,8 @@ struct KlEstimate {
 //            bad answer in eight is part of a healthy distribution and raises no alarm; no one sample can.
 //   placement   At layer 0, KV depends on token and position alone, so what a blend placed there equals a full
 //            prefill's up to storage rounding. One sample beyond `misplaced` means that keys were moved by a wrong
-//            angle, that rows or chunks were mixed up, or that a chunk is stale. KL hardly sees these: on SmolLM2-135M
-//            keys rotated one position too far, values of two chunks swapped, one chunk stale and a rope base ten times
-//            too small moved the typical KL by less than its own spread, but layer 0 by .32 and more; on
-//            Qwen2.5-Coder-0.5B, whose keys are mostly bias, by .15 and more.
+//            angle, that rows or chunks were mixed up, or that a chunk is stale. KL hardly sees these: a rotation one
+//            position too far, swapped values or a stale chunk move it by less than its own spread (tests/plan).
 // Guarantee: independent samples, whose ln KL has a mean <= log_mean and a variance <= log_sd² and is otherwise of any
 // distribution, with placement errors within `misplaced`, leave the base level within `horizon` samples with a
 // probability of at most false_alarm. The bound is a wide one, which pays for what a calibration on few
