@@ -51,6 +51,7 @@ struct NamedScore {
   static constexpr bool uses_keys = Timing == kvblend::ScoreTiming::during_pass;
   static constexpr bool uses_values = uses_keys || WeighsValues;
   static constexpr const char* name = "chosen by name";
+  static constexpr std::int32_t held = kvblend::kAllScratch;  // what the score does with it is known at run time
 
   const AnyScore* score = nullptr;
   const char* own_name = name;
