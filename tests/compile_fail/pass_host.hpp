@@ -26,6 +26,11 @@ struct PlainPassHost : PassHostBase {
   kvblend::Status compute(kvblend::LayerRange, Rows, Rows) { return {}; }
 };
 
+struct AskedPassHost : PlainPassHost {
+  kvblend::Status probe(Rows, std::int32_t) { return {}; }
+  std::span<const float> attention_mass(std::int32_t) { return {}; }
+};
+
 struct CompletePassHost : PlainPassHost {
   kvblend::Status score(std::int32_t, Rows) { return {}; }
   Plane fresh_keys(std::int32_t) { return {}; }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // expect: success
 //
-// The control of the pass_host_ cases: with scores, and without them where the selector wants none.
+// The control of the pass_host_ cases: with scores, with a probe, and without either where the selector wants none.
 #include "pass_host.hpp"
 
 int main() {
-  return blend_on(CompletePassHost(), kvblend::KeyDeviation()) + blend_on(PlainPassHost(), kvblend::FirstK());
+  return blend_on(CompletePassHost(), kvblend::KeyDeviation()) + blend_on(AskedPassHost(), kvblend::AttentionMass()) +
+         blend_on(PlainPassHost(), kvblend::FirstK());
 }

@@ -87,6 +87,14 @@ class DeferredHost {
     queue_.emplace_back([this, layer, rows, kept] { static_cast<void>(host_.attend(layer, rows, kept)); });
     return {};
   }
+  kvblend::Status attend_and_report(std::int32_t layer, std::span<const kvblend::Row> rows,
+                                    std::span<const kvblend::ActiveIndex> kept, std::int32_t first,
+                                    std::span<float> mass) {
+    queue_.emplace_back([this, layer, rows, kept, first, mass] {
+      static_cast<void>(host_.attend_and_report(layer, rows, kept, first, mass));
+    });
+    return {};
+  }
   kvblend::Status commit(std::int32_t rows) { return host_.commit(rows); }
   void abort() { host_.abort(); }
 

@@ -9,7 +9,9 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <random>
 #include <string>
+#include <type_traits>
 #include <vector>
 #include "deferred.hpp"
 #include "executions.hpp"
@@ -39,6 +41,12 @@ struct Recorded : FloatHost {
   Status attend(std::int32_t layer, std::span<const Row> rows, std::span<const ActiveIndex> kept) {
     note(kept);
     return FloatHost::attend(layer, rows, kept);
+  }
+  Status attend_and_report(std::int32_t layer, std::span<const Row> rows, std::span<const ActiveIndex> kept,
+                           std::int32_t first, std::span<float> mass) {
+    note(kept);
+    log.push_back({first, static_cast<int>(mass.size())});
+    return FloatHost::attend_and_report(layer, rows, kept, first, mass);
   }
 
  private:
@@ -103,6 +111,8 @@ void check_selectors(Scene& scene) {
   check_same<Execution>(scene, at_ratio<ValueDeviation>(0.3));
   check_same<Execution>(scene, DeviationSelector<KeyDeviation, CountBudget>(KeyDeviation{}, CountBudget(3), 2));
   check_same<Execution>(scene, gradual<KeyValueDeviation>(0.4));
+  check_same<Execution>(scene, DeviationSelector<AttentionMass, CountBudget>(AttentionMass{}, CountBudget(3)));
+  check_same<Execution>(scene, gradual<AttentionValueMass>(0.4));
 }
 
 }  // namespace
@@ -114,10 +124,13 @@ TEST_CASE_TEMPLATE("a blend on the device runs the same rows and leaves the same
   scene.b->info.scores = scene.b->scores = {3, 1, 2, 9, 0, 4, 4, 8, 1};
   check_selectors<Execution>(scene);
   check_same<Execution>(scene, at_ratio<StoredScore<>>(0.3));
+  check_same<Execution>(scene, at_ratio<ProductScore<AttentionValueMass, StoredScore<>>>(0.3));
+  check_same<Execution>(scene, gradual<SumScore<KeyValueDeviation, StoredScore<>>>(0.4));
   for (const double ratio : {0.0, 0.02, 0.5, 1.0}) {
     CAPTURE(ratio);
     check_same<Execution>(scene, at_ratio<RandomScore>(ratio));
     check_same<Execution>(scene, at_ratio<KeyValueDeviation>(ratio));
+    check_same<Execution>(scene, gradual<AttentionValueMass>(ratio));
   }
   for (const std::int32_t check_layer : {0, 3}) {
     CAPTURE(check_layer);
@@ -211,6 +224,7 @@ TEST_CASE("one fusor and one workspace serve prompt after prompt, also after a f
   };
   check(gradual<FirstK>(0.4));
   check(gradual<KeyValueDeviation>(0.4));
+  check(gradual<AttentionValueMass>(0.4));
 }
 
 // What a CUDA Graph needs of a blend, and a stream that runs far behind the host.
@@ -250,7 +264,49 @@ TEST_CASE("a blend that is written down first and done twice leaves the same bit
   check(at_ratio<KeyValueDeviation>(0.3));
   check(gradual<KeyValueDeviation>(0.4));
   check(gradual<RandomScore>(0.4));
+  check(gradual<AttentionValueMass>(0.4));
   check(at_ratio<FirstK>(0));
+}
+
+template <class Plane>
+void check_norms(const Plane& plane, std::int32_t rows) {
+  std::vector<Row> every_third;
+  for (Row row(2); row.value < rows; row = row + 3) every_third.push_back(row);
+  std::vector<float> out(every_third.size() + 1, -1.0f);
+  std::vector<std::byte> scratch(8 * out.size() * static_cast<std::size_t>(plane.layout.heads()));
+  using device::Operations;
+  const Operations<kvblend_test::AnyExecution> operations(kvblend_test::AnyExecution{}, scratch);
+  REQUIRE(operations.norms(plane, every_third, std::span(out).first(every_third.size())).ok());
+  for (std::size_t i = 0; i < every_third.size(); ++i) {
+    CAPTURE(i);
+    const float expected = row_norm(plane, every_third[i].value);
+    CHECK(std::memcmp(&out[i], &expected, sizeof expected) == 0);
+  }
+  CHECK(out.back() == -1.0f);
+}
+
+TEST_CASE("norms of rows have the bits of the host's in every kind of memory") {
+  std::vector<std::byte> memory(16 * 1024);
+  std::mt19937 random(3);
+  // Neither NaN nor the same in any two rows, whatever the format.
+  for (std::byte& byte : memory) byte = static_cast<std::byte>(random() % 0x38);
+  check_norms(dense_plane<F32Codec>(memory.data(), 20, 3, 36), 20);
+  check_norms(dense_plane<F16Codec>(memory.data(), 20, 3, 36), 20);
+  check_norms(dense_plane<Q8_0Codec>(memory.data(), 20, 3, 64), 20);
+  std::vector<std::int32_t> table{5, 2, 0, 7, 1};
+  const PagedLayout layout(table.data(), 5, 4, 3, 36, 4 * 3 * 72, 3 * 72, 72);
+  check_norms(PagedPlane<Bf16Codec>(memory.data(), layout), 20);
+
+  table[1] = -1;  // which a device cannot report
+  const std::vector<Row> rows{Row(3), Row(5), Row(8)};
+  std::vector<float> out(3);
+  std::vector<std::byte> scratch(8 * 10);
+  const device::Operations<kvblend_test::AnyExecution> operations(kvblend_test::AnyExecution{}, scratch);
+  const PagedPlane<Bf16Codec> plane(memory.data(), layout);
+  REQUIRE(operations.norms(plane, rows, out).ok());
+  CHECK(out[0] > 0);
+  CHECK(out[1] == 0);
+  CHECK(out[2] > 0);
 }
 
 TEST_CASE("a paged half-precision cache takes the same bits, and rows without a block are passed over") {
@@ -335,6 +391,15 @@ TEST_CASE("what does not fit is refused by name and nothing is written") {
       fusor.begin(scene.prompt, shape, scene.outputs, {all.host, all.device.first(all.device.size() - scratch)}).ok());
   CHECK(fusor.fuse(0, fresh, fresh, keys, values).ok());
   CHECK(contains(fusor.fuse(1, fresh, fresh, keys, values), "scratch: deviations need"));
+
+  const auto by_attention = gradual<AttentionValueMass>(0.4);
+  device::Fusor<std::remove_const_t<decltype(by_attention)>, kvblend_test::AnyExecution> probing(by_attention);
+  CHECK(contains(probing.choose_after_probe(), "probe: no probe pass is under way"));
+  Memory more(probing, scene);
+  const std::span<std::byte> less = std::span(more.device).first(more.device.size() - scratch);
+  REQUIRE(probing.begin(scene.prompt, shape, scene.outputs, {more.host, less}).ok());
+  REQUIRE(probing.probing());
+  CHECK(contains(probing.fuse(0, fresh, fresh, keys, values), "scratch: norms need"));
 }
 
 TEST_CASE_TEMPLATE("the shifter leaves the bits of RopeShifter and refuses what that does", Execution,

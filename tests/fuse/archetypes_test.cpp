@@ -6,6 +6,7 @@
 #include <kvblend/fuse/blend.hpp>
 #include <kvblend/fuse/pass_blend.hpp>
 #include <kvblend/memory/layouts.hpp>
+#include <kvblend/select/scores.hpp>
 
 #include <doctest/doctest.h>
 
@@ -157,6 +158,18 @@ struct PassHostArchetype : Fixed {
   void abort() {}
 };
 
+// Row r of a prompt receives r times as much attention as row 1.
+struct ProbingArchetype : PassHostArchetype {
+  using PassHostArchetype::PassHostArchetype;
+  std::array<float, kRows> mass = {};
+  Status probe(std::span<const Row> rows, std::int32_t) {
+    ran.push_back(rows.size());
+    for (std::size_t row = 0; row < mass.size(); ++row) mass[row] = static_cast<float>(row);
+    return {};
+  }
+  const std::array<float, kRows>& attention_mass(std::int32_t) { return mass; }
+};
+
 // Four rows: the key of row r is (r, 0, r, r), its value r in all places.
 struct SourceArchetype : Fixed {
   explicit SourceArchetype(int i) : Fixed(i) {
@@ -260,6 +273,7 @@ struct AnglesArchetype {
 
 static_assert(LayerwiseHost<HostArchetype> && !AttentionReportingHost<HostArchetype> && KvSource<SourceArchetype>);
 static_assert(ScoringPassHost<PassHostArchetype> && !LayerwiseHost<PassHostArchetype> && !PassHost<HostArchetype>);
+static_assert(ProbingPassHost<ProbingArchetype> && !ProbingPassHost<PassHostArchetype>);
 static_assert(Score<ScoreArchetype> && !ValidatedScore<ScoreArchetype> && Budget<BudgetArchetype>);
 static_assert(Executor<ExecutorArchetype> && AngleRule<AnglesArchetype>);
 
@@ -340,6 +354,23 @@ void blend_pass_archetypes(const Backend& backend, bool ranges) {
   for (std::size_t row = 0; row < 7; ++row) CHECK(host.key_memory[0][row * kKeyDim] == static_cast<float>(row));
 }
 
+void blend_probing_archetypes() {
+  const SevenRows scene;
+  using Selector = DeviationSelector<AttentionMass, BudgetArchetype>;
+  LayerwiseFusor<Selector, BackendArchetype> fusor(Selector(AttentionMass{}, BudgetArchetype(0)), BackendArchetype(0));
+  ProbingArchetype host(0, false);
+  SourceArchetype source(0);
+  std::vector<std::byte> memory(fusor.workspace_bytes(scene.prompt.value, kKeyDim));
+  REQUIRE(blend(host, source, fusor, scene.prompt.value, scene.outputs, memory).ok());
+  CHECK(host.committed == 7);
+  CHECK(host.ran == std::vector<std::size_t>{3, 4});
+  // The last of the reused rows is what is computed besides the fresh ones.
+  for (const int row : {0, 1, 5, 6}) {
+    CHECK(host.value_memory[1][static_cast<std::size_t>(row) * kValueDim + 5] == 100.0f + static_cast<float>(row));
+  }
+  for (const int row : {0, 1, 2}) check_placed(host.key_memory[1], host.value_memory[1], row);
+}
+
 }  // namespace
 
 TEST_CASE("a blend is made from archetypes, with values of another head_dim than keys") {
@@ -354,4 +385,5 @@ TEST_CASE("a blend by passes is made from archetypes") {
     blend_pass_archetypes<AnglesArchetype>(BackendArchetype(0), ranges);
     blend_pass_archetypes<EngineAngles>(EigenBackend<ExecutorArchetype>(ExecutorArchetype(0)), ranges);
   }
+  blend_probing_archetypes();
 }

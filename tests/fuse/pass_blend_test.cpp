@@ -177,6 +177,8 @@ void compare_hosts(Scene& scene) {
     compare_hosts<Backend>(scene, at_ratio<KeyDeviation>(ratio), !cached_exact);
     compare_hosts<Backend>(scene, at_ratio<ValueDeviation>(ratio), !cached_exact);
     compare_hosts<Backend>(scene, at_ratio<KeyValueDeviation>(ratio), !cached_exact);
+    compare_hosts<Backend>(scene, at_ratio<AttentionMass>(ratio), true);
+    compare_hosts<Backend>(scene, at_ratio<AttentionValueMass>(ratio), true);
   }
 }
 
@@ -241,6 +243,17 @@ std::vector<double> deviations(const Scene& scene, bool keys, bool values) {
   return sum;
 }
 
+// What a blend over a LayerwiseHost chose by, which is held against the oracle in blend_test.cpp.
+template <class Score>
+std::vector<double> attention_scores(Scene& scene) {
+  FloatHost host = make_host(scene.model, scene.prompt.rows());
+  LayerwiseFusor fusor(at_ratio<Score>(0.5));
+  std::vector<std::byte> memory(fusor.workspace_bytes(scene.prompt, scene.model.config.head_dim));
+  Source source = scene.source();
+  REQUIRE(blend(host, source, fusor, scene.prompt, scene.outputs, memory).ok());
+  return {fusor.attention_mass().begin(), fusor.attention_mass().end()};
+}
+
 }  // namespace
 
 TEST_CASE_TEMPLATE("passes at ratio 1 equal full prefill whatever the selector", Backend, PortableBackend,
@@ -267,6 +280,7 @@ TEST_CASE_TEMPLATE("passes at ratio 1 equal full prefill whatever the selector",
       check(at_ratio<KeyDeviation>(1));
       check(at_ratio<ValueDeviation>(1));
       check(at_ratio<KeyValueDeviation>(1));
+      check(at_ratio<AttentionValueMass>(1));
     }
   }
 }
@@ -282,6 +296,7 @@ TEST_CASE_TEMPLATE("passes at ratio 0 are full reuse plus the fresh rows", Backe
       REQUIRE(run_passes(scene, host, selector, Backend{}, &report).ok());
       check_against(scene, host, oracle);
       CHECK(host.scores == 0);  // with nothing to choose nothing is scored
+      CHECK(host.probes == 0);
       CHECK(report.passes == 1);
       CHECK(report.fusor.rows_selected == 0);
       CHECK(report.fusor.rows_computed == 9 * scene.model.config.layers);
@@ -290,6 +305,7 @@ TEST_CASE_TEMPLATE("passes at ratio 0 are full reuse plus the fresh rows", Backe
   check(at_ratio<FirstK>(0));
   check(at_ratio<KeyDeviation>(0));
   check(at_ratio<KeyValueDeviation>(0));
+  check(at_ratio<AttentionMass>(0));
   check(gradual<KeyDeviation>(0, 2));  // never narrows, as it keeps nothing: any host will do
 }
 
@@ -447,6 +463,7 @@ TEST_CASE_TEMPLATE("a gradual budget runs groups of layers with the rows of each
     CHECK(report.passes == static_cast<std::int32_t>(ranges.size()));
     check_against(scene, host, oracle_of(scene, host, first));
     std::int64_t computed = host.scores > 0 ? scene.prompt.rows() * (first + 1) : 0;
+    if (host.probes > 0) computed += scene.prompt.fresh_rows() * 8;
     int reused_rows = 0;
     for (std::size_t i = 0; i < ranges.size(); ++i) {
       CAPTURE(i);
@@ -500,6 +517,8 @@ TEST_CASE_TEMPLATE("a gradual budget runs groups of layers with the rows of each
     check(gradual<ValueDeviation>(0.4, 4), deviations(scene, false, true), from_1[i], groups);
     check(gradual<KeyValueDeviation>(0.4, 4), deviations(scene, true, true), from_1[i], groups);
     check(gradual<FirstK>(0.4, 4), places, from_0[i], groups);
+    check(gradual<AttentionMass>(0.4, 4), attention_scores<AttentionMass>(scene), from_0[i], groups);
+    check(gradual<AttentionValueMass>(0.4, 4), attention_scores<AttentionValueMass>(scene), from_0[i], groups);
     ++i;
   }
 }
@@ -695,6 +714,8 @@ TEST_CASE("a pass host or a source that fails in any call aborts once and can be
   fail_everywhere(at_ratio<KeyValueDeviation>(0.3), true, 5);
   fail_everywhere(gradual<KeyDeviation>(0.4, 4), true, 7);  // three groups
   fail_everywhere(gradual<FirstK>(0.4, 4), true, 6);
+  fail_everywhere(at_ratio<AttentionMass>(0.3), false, 5);  // begin, load, probe, compute, commit
+  fail_everywhere(at_ratio<AttentionValueMass>(0.3), true, 5);
 }
 
 TEST_CASE("bad arguments are named before a pass host is asked for anything") {
@@ -734,6 +755,38 @@ TEST_CASE("a blend by passes allocates nothing") {
   check(at_ratio<FirstK>(0.3));
   check(at_ratio<KeyValueDeviation>(0.3));
   check(gradual<KeyValueDeviation>(0.4, 4));
+  check(at_ratio<AttentionValueMass>(0.3));
+}
+
+TEST_CASE("without a row that runs anyway a pass host is asked for no probe") {
+  Scene scene({}, 5);
+  scene.segments = {cached_segment(scene.b->info), cached_segment(scene.a->info)};
+  scene.lay_out();
+  scene.outputs.clear();
+  TinyPassHost host(scene.model, false);
+  REQUIRE(run_passes(scene, host, at_ratio<AttentionMass>(0.5)).ok());
+  CHECK(host.probes == 0);
+  CHECK(host.passes.size() == 1);
+}
+
+TEST_CASE("a probe that reports too few rows ends a blend by passes") {
+  struct Short : TinyPassHost {
+    using TinyPassHost::TinyPassHost;
+    [[nodiscard]] std::span<const float> attention_mass(std::int32_t layer) {
+      const auto all = TinyPassHost::attention_mass(layer);
+      return layer == 2 ? all.first(all.size() - 1) : all;
+    }
+  };
+  Scene scene;
+  Short host(scene.model, false);
+  LayerwiseFusor fusor(at_ratio<AttentionMass>(0.3));
+  std::vector<std::byte> memory(fusor.workspace_bytes(scene.prompt, scene.model.config.head_dim));
+  Source source = scene.source();
+  const Status status = blend(host, source, fusor, scene.prompt, scene.outputs, memory);
+  CHECK(status.code() == StatusCode::mismatch);
+  CHECK(text(status) == "attention_mass(2): has 28 floats, the prompt has 29 rows");
+  CHECK(host.passes.empty());
+  CHECK(host.aborts == 1);
 }
 
 TEST_CASE("the report says what a blend by passes did") {
@@ -753,6 +806,7 @@ TEST_CASE("the report says what a blend by passes did") {
   check(at_ratio<FirstK>(0.3), false, 6, 15 * 4);
   check(at_ratio<KeyDeviation>(0.3), true, 6, 29 * 2 + 15 * 3);   // goes on at layer 1, whose projections were run
   check(at_ratio<KeyDeviation>(0.3), false, 6, 29 * 2 + 15 * 4);  // starts anew
+  check(at_ratio<AttentionMass>(0.3), true, 6, 9 * 4 + 15 * 4);   // the probe runs what must run
   check(given({5, 6}), true, 2, 11 * 4);
   scene.outputs = {Row(5), Row(28)};  // what must run anyway is not selected
   check(given({5, 6}), true, 2, 12 * 4);

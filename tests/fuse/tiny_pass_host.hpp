@@ -48,9 +48,9 @@ class TinyPassHost {
   // What it may look at.
   Planes committed_keys, committed_values;
   std::vector<Pass> passes;
-  std::vector<int> scored_rows;
+  std::vector<int> scored_rows, probed_rows;
   std::vector<std::vector<float>> logits;  // of the outputs
-  int calls = 0, loads = 0, scores = 0, commits = 0, aborts = 0;
+  int calls = 0, loads = 0, scores = 0, probes = 0, commits = 0, aborts = 0;
   int misuses = 0;           // calls that PassHost rules out
   long own_allocations = 0;  // made in here, by no fault of the library
 
@@ -66,7 +66,7 @@ class TinyPassHost {
     return plane(staged_keys_[at(layer)]);
   }
   [[nodiscard]] ContiguousPlane<F32Codec> values(std::int32_t layer) {
-    expect(state_ == State::begun);
+    expect(state_ == State::begun || is_probed());
     return plane(staged_values_[at(layer)]);
   }
   [[nodiscard]] ContiguousPlane<F32Codec> fresh_keys(std::int32_t layer) {
@@ -86,6 +86,7 @@ class TinyPassHost {
     prompt_ = &prompt;
     passes.clear();
     scored_rows.clear();
+    probed_rows.clear();
     logits.clear();
     scored_layer_ = -1;
     keys_ = committed_keys;
@@ -143,6 +144,32 @@ class TinyPassHost {
     return {};
   }
 
+  Status probe(std::span<const Row> rows, std::int32_t first) {
+    const Own own(this);
+    expect(state_ == State::loaded && passes.empty() && probed_rows.empty() && !rows.empty());
+    expect(first >= 0 && at(first) < rows.size());
+    if (fails()) return failure("probe");
+    ++probes;
+    for (const Row row : rows) probed_rows.push_back(row.value);
+    mass_.assign(model_->layers.size(), std::vector<float>(at(prompt_->rows()), 0.0f));
+    embed(probed_rows);
+    for (std::int32_t l = 0; l < layers(); ++l) {
+      project(l, probed_rows);
+      attend(l, probed_rows, at(first), mass_[at(l)].data());
+      // Nobody may rely on what a probe leaves of its rows.
+      for (const Row row : rows) {
+        for (Planes* all : {&keys_, &values_}) {
+          std::fill_n((*all)[at(l)].begin() + row.value * width(), width(), kPoison);
+        }
+      }
+    }
+    return {};
+  }
+  [[nodiscard]] std::span<const float> attention_mass(std::int32_t layer) {
+    expect(is_probed());
+    return mass_[at(layer)];
+  }
+
   Status compute(LayerRange range, std::span<const Row> rows, std::span<const Row> outputs) {
     const Own own(this);
     if (fails()) return failure("compute");
@@ -196,6 +223,7 @@ class TinyPassHost {
   static std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
   static Planes planes(const Model& model) { return Planes(model.layers.size()); }
   [[nodiscard]] std::int32_t width() const { return model_->config.kv_heads * model_->config.head_dim; }
+  [[nodiscard]] bool is_probed() const { return state_ == State::loaded && !probed_rows.empty() && passes.empty(); }
   void expect(bool right) { misuses += right ? 0 : 1; }
   bool fails() { return fail_after >= 0 && fail_after-- == 0; }
   static Status failure(const char* call) {
@@ -225,6 +253,8 @@ class TinyPassHost {
     expect(pass.range.first < pass.range.end && pass.range.end <= layers());
     expect(pass.outputs.empty() || pass.range.end == layers());
     expect(ranges_ || pass.range.size() == layers());
+    // What a probe ran is computed in every layer.
+    expect(std::includes(pass.rows.begin(), pass.rows.end(), probed_rows.begin(), probed_rows.end()));
     if (passes.empty()) {
       expect(pass.range.first == (ranges_ ? std::max(scored_layer_, 0) : 0));
       if (scored_layer_ >= 0) {
@@ -258,7 +288,8 @@ class TinyPassHost {
     }
   }
 
-  void attend(std::int32_t layer, const std::vector<int>& rows) {
+  // Adds the weights that rows from rows[from] on pay to `mass`, if it is given.
+  void attend(std::int32_t layer, const std::vector<int>& rows, std::size_t from = 0, float* mass = nullptr) {
     const LayerWeights& w = model_->layers[at(layer)];
     const Config& c = model_->config;
     const auto read = [this, &c](const std::vector<float>& plane, int row, int head) {
@@ -270,7 +301,7 @@ class TinyPassHost {
       const auto attended = attention(
           c, queries_[i], prompt_->rows(), [&](int r, int h) { return read(keys_[at(layer)], r, h); },
           [&](int r, int h) { return read(values_[at(layer)], r, h); },
-          [&](int r) { return prompt_->position(Row(r)) <= own; });
+          [&](int r) { return prompt_->position(Row(r)) <= own; }, i >= from ? mass : nullptr);
       auto& x = hidden_[at(rows[i])];
       const auto projected = multiply(w.o, attended);
       for (std::size_t j = 0; j < x.size(); ++j) x[j] += projected[j];
@@ -286,10 +317,11 @@ class TinyPassHost {
   std::int32_t scored_layer_ = -1;
   Planes keys_, values_;  // the cache of this blend
   Planes staged_keys_, staged_values_, fresh_keys_, fresh_values_;
+  Planes mass_;                                       // [layer][row of the prompt]
   std::vector<std::vector<float>> hidden_, queries_;  // by row of the prompt; of the rows that run
 };
 
-static_assert(ScoringPassHost<TinyPassHost> && !LayerwiseHost<TinyPassHost>);
+static_assert(ScoringPassHost<TinyPassHost> && ProbingPassHost<TinyPassHost> && !LayerwiseHost<TinyPassHost>);
 
 template <class Selector, class Backend = PortableBackend>
 Status run_passes(Scene& scene, TinyPassHost& host, Selector selector, Backend backend = {},

@@ -5,9 +5,11 @@
 #pragma once
 
 #include <kvblend/core/types.hpp>
+#include <kvblend/select/norm.hpp>
 #include <kvblend/select/top_k.hpp>
 
 #include <cstdint>
+#include <span>
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 namespace cuda {
@@ -16,6 +18,10 @@ namespace cuda {
 struct RowList {
   const Row* rows = nullptr;
   std::int32_t size = 0;
+
+  [[nodiscard]] static RowList of(std::span<const Row> rows) {
+    return {rows.data(), static_cast<std::int32_t>(rows.size())};
+  }
 
   // How many of them stand before `row`: its place among them, if it is one.
   [[nodiscard]] KVBLEND_HOST_DEVICE std::int32_t before(Row row) const {
@@ -100,6 +106,21 @@ struct GatherByRow {
   float* out;
 
   KVBLEND_HOST_DEVICE void operator()(std::int64_t i) const { out[i] = by_row[rows[i].value]; }
+};
+
+// A layer of a probe pass: what rows[i] was paid, mass[rows[i]], goes weighed on to its sum, and starts at 0 again for the
+// next layer. Mass of other rows, which nobody chooses from, goes on to add up.
+struct WeighMass {
+  const Row* rows;
+  const float* norms;  // of the i-th row's values
+  float* mass;
+  float* sums;
+
+  KVBLEND_HOST_DEVICE void operator()(std::int64_t i) const {
+    const std::int32_t row = rows[i].value;
+    sums[row] = kvblend::detail::add_weighed(sums[row], mass[row], norms[i]);
+    mass[row] = 0;
+  }
 };
 
 // The active rows are two lists, mandatory rows and candidates, merged: a row's place is that in its own list and how

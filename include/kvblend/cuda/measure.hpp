@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Functors that measure deviations, with the bits of PortableBackend: squares of each head summed in double and in
+// Functors that measure deviations and norms, with the bits of the CPU: squares of each head summed in double and in
 // order by one item, the heads of a row by another.
 #pragma once
 
@@ -9,6 +9,7 @@
 #include <kvblend/cuda/move.hpp>
 #include <kvblend/memory/plane.hpp>
 #include <kvblend/select/deviation.hpp>
+#include <kvblend/select/norm.hpp>
 
 #include <cmath>
 #include <cstddef>
@@ -72,8 +73,42 @@ struct HeadSquares {
   }
 };
 
+// squares[i * heads + head] = ‖head of row rows[i]‖²; 0 without memory for it.
+template <ReadablePlane P>
+struct HeadNorms {
+  static constexpr std::int32_t kValues = detail::kItemValues<typename P::codec_type, typename P::codec_type>;
+
+  P plane;
+  const Row* rows;
+  double* squares;
+  std::int32_t heads = plane.layout.heads();
+
+  KVBLEND_HOST_DEVICE void operator()(std::int64_t item) const {
+    const std::int64_t i = item / heads;
+    const auto head = static_cast<std::int32_t>(item - i * heads);
+    const std::int64_t row = rows[i].value;
+    double sum = 0;
+    if (detail::has_row(plane, row)) {
+      const std::int32_t head_dim = plane.layout.head_dim();
+      alignas(16) float values[std::size_t{kValues}];
+      std::int32_t first = 0;
+      for (; plane.layout.tiles() == 1 && first + kValues <= head_dim; first += kValues) {
+        codec_at(plane.codec, row, head)
+            .decode(plane.at(row, head) + bytes_of<typename P::codec_type>(first), values, std::int64_t{kValues});
+        sum = kvblend::detail::add_squares(values, kValues, sum);
+      }
+      for (; first < head_dim; first += kValues) {
+        const std::int32_t last = kvblend::detail::smaller(first + kValues, head_dim);
+        decode_values(plane, row, head, first, last, values);
+        sum = kvblend::detail::add_squares(values, last - first, sum);
+      }
+    }
+    squares[item] = sum;
+  }
+};
+
 // out[i] = the root of row i's squares
-struct RowDeviations {
+struct RowRoots {
   const double* squares;
   std::int32_t heads;
   float* out;

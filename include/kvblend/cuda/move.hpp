@@ -71,12 +71,15 @@ struct BlockItems {
   return (values + block - 1) / block;
 }
 
-// Whether the layouts have memory for both. Tables of blocks lie on the device, where the host cannot check them: rows
+// Whether the layout has memory for a row. Tables of blocks lie on the device, where the host cannot check them: rows
 // that they have no block for are passed over, as padding is.
+template <ReadablePlane P>
+[[nodiscard]] KVBLEND_HOST_DEVICE bool has_row(const P& plane, std::int64_t row) {
+  return !skips_row(plane.layout, row) && plane.layout.contains(row) && covers_row(plane.codec, row);
+}
 template <ReadablePlane P, ReadablePlane Q>
 [[nodiscard]] KVBLEND_HOST_DEVICE bool have_rows(const P& a, std::int64_t a_row, const Q& b, std::int64_t b_row) {
-  return !skips_row(a.layout, a_row) && !skips_row(b.layout, b_row) && a.layout.contains(a_row) &&
-         b.layout.contains(b_row) && covers_row(a.codec, a_row) && covers_row(b.codec, b_row);
+  return has_row(a, a_row) && has_row(b, b_row);
 }
 
 // Values of a head that one item takes: whole blocks of both codecs, and 16 bytes of either.

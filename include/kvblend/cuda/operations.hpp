@@ -33,7 +33,7 @@ class Operations {
   Operations() = default;
   explicit Operations(E execution, std::span<std::byte> scratch = {}) : execution_(execution), scratch_(scratch) {}
 
-  // Scratch for top_k of `rows` scores and, where heads > 0, deviation of `rows` rows of so many heads.
+  // Scratch for top_k of `rows` scores and, where heads > 0, deviation or norms of `rows` rows of so many heads.
   [[nodiscard]] std::size_t scratch_bytes(std::int64_t rows, std::int32_t heads) const {
     const std::size_t squares = static_cast<std::size_t>(rows * heads) * sizeof(double) + alignof(double);
     return kvblend::detail::larger(execution_.sort_bytes(rows), squares);
@@ -82,17 +82,23 @@ class Operations {
     const auto count = static_cast<std::int64_t>(rows.size());
     const std::int32_t heads = fresh.layout.heads();
     if (count == 0) return {};
-    const auto needed = static_cast<std::size_t>(count * heads) * sizeof(double) + alignof(double);
-    if (scratch_.size() < needed) {
-      return Status::error(StatusCode::insufficient_space, "deviations need %zu bytes, have %zu", needed,
-                           scratch_.size())
-          .at("scratch");
-    }
-    const auto misaligned = reinterpret_cast<std::uintptr_t>(scratch_.data()) % alignof(double);
-    auto* const squares = reinterpret_cast<double*>(scratch_.data() + (alignof(double) - misaligned));
+    const Result<double*> squares = room_for_squares(count * heads, "deviations");
+    KVBLEND_RETURN_IF_ERROR(squares.status);
     KVBLEND_RETURN_IF_ERROR(
-        execution_.for_each(count * heads, HeadSquares<P, Q>{fresh, reused, which.data(), rows.data(), squares}));
-    return execution_.for_each(count, RowDeviations{squares, heads, out.data()});
+        execution_.for_each(count * heads, HeadSquares<P, Q>{fresh, reused, which.data(), rows.data(), squares.value}));
+    return execution_.for_each(count, RowRoots{squares.value, heads, out.data()});
+  }
+
+  // out[i] = ‖row rows[i]‖₂ over all heads, with the bits of row_norm (select/norm.hpp).
+  template <ReadablePlane P>
+  Status norms(const P& plane, std::span<const Row> rows, std::span<float> out) const {
+    const auto count = static_cast<std::int64_t>(rows.size());
+    const std::int32_t heads = plane.layout.heads();
+    if (count == 0) return {};
+    const Result<double*> squares = room_for_squares(count * heads, "norms");
+    KVBLEND_RETURN_IF_ERROR(squares.status);
+    KVBLEND_RETURN_IF_ERROR(execution_.for_each(count * heads, HeadNorms<P>{plane, rows.data(), squares.value}));
+    return execution_.for_each(count, RowRoots{squares.value, heads, out.data()});
   }
 
   // The places of the best clamp(k, 0, scores.size()) scores to `out`, ascending, by the rule of select/top_k.hpp.
@@ -112,6 +118,16 @@ class Operations {
   }
 
  private:
+  [[nodiscard]] Result<double*> room_for_squares(std::int64_t count, const char* what) const {
+    const auto needed = static_cast<std::size_t>(count) * sizeof(double) + alignof(double);
+    if (scratch_.size() < needed) {
+      return Status::error(StatusCode::insufficient_space, "%s need %zu bytes, have %zu", what, needed, scratch_.size())
+          .at("scratch");
+    }
+    const auto misaligned = reinterpret_cast<std::uintptr_t>(scratch_.data()) % alignof(double);
+    return reinterpret_cast<double*>(scratch_.data() + (alignof(double) - misaligned));
+  }
+
   // Rows for which blocks do not do: a block of the codec may be cut by the rotated part, or a scale be of many values.
   template <class P, class Q>
   static constexpr bool kMayStage =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// DeviceScore: what of a score policy runs on the device, for scores made during the pass.
+// DeviceScore: what of a score policy runs on the device, for scores made during the pass or after a probe.
 #pragma once
 
 #include <kvblend/core/status.hpp>
@@ -16,19 +16,22 @@
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 namespace cuda {
 
-// Device memory, one entry a candidate; deviations that the score does not use are empty.
+// Device memory, one entry a candidate; what the score does not use is empty.
 struct DeviceScoreInputs {
   std::span<const float> key_deviation;
   std::span<const float> value_deviation;
-  std::span<float> scores;    // room for them
-  std::span<double> scratch;  // at least 16 + an eighth of the candidates
+  std::span<const float> attention_mass;  // summed over the layers, weighed by values if the score wants them
+  std::span<const float> stored;          // the part that was stored with the chunks (combined_score.hpp)
+  std::span<float> scores;                // room for them
+  std::span<double> scratch;              // at least 16 + an eighth of the candidates
 };
 
 // Specialise it for a score of your own, with
 //   template <Execution E>
 //   static Result<std::span<const float>> queue(const E&, const ScorePolicy&, const DeviceScoreInputs&)
-// which queues what makes the scores and returns where they will be: inputs.scores, or deviations as they are. They
-// must be what the policy's own operator() makes of the same numbers.
+// which queues what makes the scores and returns where they will be: inputs.scores, or one of the inputs as it is. They
+// must be what the policy's own operator() makes of the same numbers. With `static constexpr bool has_stored_part = true`
+// the policy's member `second` is a before-load score, which the host makes and uploads as inputs.stored.
 template <class ScorePolicy>
 struct DeviceScore;
 
@@ -45,6 +48,22 @@ struct DeviceScore<ValueDeviation> {
   template <Execution E>
   static Result<std::span<const float>> queue(const E&, const ValueDeviation&, const DeviceScoreInputs& inputs) {
     return inputs.value_deviation;
+  }
+};
+
+template <>
+struct DeviceScore<AttentionMass> {
+  template <Execution E>
+  static Result<std::span<const float>> queue(const E&, const AttentionMass&, const DeviceScoreInputs& inputs) {
+    return inputs.attention_mass;
+  }
+};
+
+template <>
+struct DeviceScore<AttentionValueMass> {
+  template <Execution E>
+  static Result<std::span<const float>> queue(const E&, const AttentionValueMass&, const DeviceScoreInputs& inputs) {
+    return inputs.attention_mass;  // the blend has weighed it
   }
 };
 

@@ -74,16 +74,28 @@ struct FusorSpace {
   std::span<ActiveIndex> picked;
   std::span<float> key_deviation;
   std::span<float> value_deviation;
+  std::span<float> mass;          // by row: attention that the host reports of a probe
+  std::span<float> weighed_mass;  // by row: summed over the layers
+  std::span<float> stored_by_row;
+  std::span<float> stored;
   std::span<float> scores;
   std::span<double> sums;  // of scores, by blocks
   std::span<std::uint64_t> keys;
   std::span<std::uint8_t> computed;  // by row: active
   std::span<float> table_values;
 
-  // `reused` rows at most are scored: none, where the host chooses.
-  void carve(detail::Carver& carver, const Prompt& prompt, std::size_t reused, std::size_t table_floats) {
+  // Arrays that not every score needs.
+  struct Needs {
+    bool scores = false;  // else the host chooses
+    bool mass = false;
+    bool weighed = false;
+    bool stored = false;
+  };
+
+  void carve(detail::Carver& carver, const Prompt& prompt, const Needs& needs, std::size_t table_floats) {
     const auto rows = static_cast<std::size_t>(prompt.rows());
     const auto candidate_rows = static_cast<std::size_t>(prompt.reused_rows());
+    const std::size_t reused = needs.scores ? candidate_rows : 0;
     carver.take(mandatory, rows);
     carver.take(outputs, rows);
     for (std::span<Row>& list : candidates) carver.take(list, candidate_rows);
@@ -96,6 +108,10 @@ struct FusorSpace {
     carver.take(picked, reused);
     carver.take(key_deviation, reused);
     carver.take(value_deviation, reused);
+    carver.take(mass, needs.mass ? rows : 0);
+    carver.take(weighed_mass, needs.weighed ? rows : 0);
+    carver.take(stored_by_row, needs.stored ? rows : 0);
+    carver.take(stored, needs.stored ? reused : 0);
     carver.take(scores, reused);
     carver.take(sums, reused == 0 ? 0 : kSums + 2 * reused / kSums);
     carver.take(keys, reused);

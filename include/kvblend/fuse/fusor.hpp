@@ -107,12 +107,16 @@ class LayerwiseFusor {
   //   narrow_at(layer)    narrows active() to those rows that the budget keeps at `layer`, by the scores of the first
   //                       choice
   //   count_pass(layers)  the active rows ran that many layers
+  //   add_probed_layer(mass, values)   of a probe pass that ran all layers at once: what one of them paid to each row
+  //                       of the prompt, and its values as placed
   [[nodiscard]] std::int32_t scored_layer() const {
     return chooses_ && Selector::timing == ScoreTiming::during_pass ? selector_.first_layer() : -1;
   }
   [[nodiscard]] bool narrows() const;
   Status narrow_at(std::int32_t layer);
   void count_pass(std::int32_t layers);
+  template <ReadablePlane Values>
+  void add_probed_layer(std::span<const float> mass, const Values& values);
   [[nodiscard]] const Selector& selector() const { return selector_; }
 
   // Probe pass: attention paid to each row, which the engine adds to; only rows active()[kept()[i]] with
@@ -204,7 +208,8 @@ template <class Selector, class Backend, AngleRule Angles>
 void LayerwiseFusor<Selector, Backend, Angles>::weigh_mass() {
   for (const Row row : rows_.candidates()) {
     const auto r = static_cast<std::size_t>(row.value);
-    space_.key_deviation[r] += space_.attention_mass[r] * space_.value_deviation[r];
+    space_.key_deviation[r] =
+        detail::add_weighed(space_.key_deviation[r], space_.attention_mass[r], space_.value_deviation[r]);
   }
   std::fill(space_.attention_mass.begin(), space_.attention_mass.end(), 0.0f);
 }
@@ -316,7 +321,7 @@ bool LayerwiseFusor<Selector, Backend, Angles>::narrows() const {
 template <class Selector, class Backend, AngleRule Angles>
 Status LayerwiseFusor<Selector, Backend, Angles>::narrow_at(std::int32_t layer) {
   const std::size_t count = rows_.candidates().size();
-  ScoreInputs inputs{*prompt_, rows_.candidates(), {}, {}, {}, layer};
+  ScoreInputs inputs{*prompt_, rows_.candidates(), {}, {}, mass_of(rows_.candidates()), layer};
   if constexpr (Selector::uses_keys) inputs.key_deviation = space_.key_deviation.first(count);
   if constexpr (Selector::uses_values) inputs.value_deviation = space_.value_deviation.first(count);
   KVBLEND_RETURN_IF_ERROR(choose(inputs));
@@ -331,6 +336,22 @@ void LayerwiseFusor<Selector, Backend, Angles>::count_pass(std::int32_t layers) 
   if (scored_layer() == shape_.layers - 1) return;
   rows_.keep_all();
   report_.rows_selected = rows_.kept_reused();
+}
+
+template <class Selector, class Backend, AngleRule Angles>
+template <ReadablePlane Values>
+void LayerwiseFusor<Selector, Backend, Angles>::add_probed_layer(std::span<const float> mass, const Values& values) {
+  Stopwatch watch(report_.score_s);
+  // Weighed sums lie where weigh_mass() collects them.
+  const std::span<float> sums = Selector::weighs_values ? space_.key_deviation : space_.attention_mass;
+  for (const Row row : rows_.candidates()) {
+    const auto r = static_cast<std::size_t>(row.value);
+    if constexpr (Selector::weighs_values) {
+      sums[r] = detail::add_weighed(sums[r], mass[r], row_norm(values, row.value));
+    } else {
+      sums[r] += mass[r];
+    }
+  }
 }
 
 }  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

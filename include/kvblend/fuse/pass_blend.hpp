@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// blend() over a PassHost: score, place all layers, load, then one pass over what was selected; or one for each group
-// of layers, where the budget narrows and the host can run ranges.
+// blend() over a PassHost: score, place all layers, load, probe, then one pass over what was selected; or one for each
+// group of layers, where the budget narrows and the host can run ranges.
 #pragma once
 
 #include <kvblend/core/status.hpp>
@@ -30,6 +30,7 @@ struct PassReport {
   FusorReport fusor;
   double score_pass_s = 0;  // the host's score()
   double load_cache_s = 0;  // the host's load()
+  double probe_s = 0;       // the host's probe()
   double compute_s = 0;     // the host's compute()
   double total_s = 0;       // the whole call
   std::int32_t passes = 0;  // calls of compute()
@@ -77,9 +78,29 @@ Status score_and_place(Host& host, Source& source, Fusor& fusor, PassReport& out
   return {};
 }
 
+// Asks where the attention of the rows that run anyway goes, and chooses by it.
+template <class Host, class Fusor>
+Status probe_and_choose(Host& host, Fusor& fusor, std::int32_t prompt_rows, PassReport& out) {
+  if (fusor.active().empty()) return fusor.choose_after_probe();
+  {
+    Stopwatch watch(out.probe_s);
+    KVBLEND_RETURN_IF_ERROR(host.probe(fusor.active(), fusor.first_probe_row()));
+  }
+  fusor.count_pass(host.layers());
+  for (std::int32_t layer = 0; layer < host.layers(); ++layer) {
+    const std::span<const float> mass = host.attention_mass(layer);
+    if (mass.size() != static_cast<std::size_t>(prompt_rows)) {
+      return Status::error(StatusCode::mismatch, "has %zu floats, the prompt has %d rows", mass.size(), prompt_rows)
+          .at("attention_mass(%d)", layer);
+    }
+    fusor.add_probed_layer(mass, host.values(layer));
+  }
+  return fusor.choose_after_probe();
+}
+
 template <class Host, class Source, class Fusor, class Selector>
-Status run_passes(Host& host, Source& source, Fusor& fusor, const Selector& selector, std::span<const Row> outputs,
-                  const PassOptions& options, PassReport& out) {
+Status run_passes(Host& host, Source& source, Fusor& fusor, const Selector& selector, const Prompt& prompt,
+                  std::span<const Row> outputs, const PassOptions& options, PassReport& out) {
   // What was scored starts at the scored layer, if the host can go on from there.
   const std::int32_t scored = fusor.scored_layer();
   LayerRange range{scored >= 0 && host.runs_ranges() ? scored : 0, host.layers()};
@@ -93,6 +114,9 @@ Status run_passes(Host& host, Source& source, Fusor& fusor, const Selector& sele
   {
     Stopwatch watch(out.load_cache_s);
     KVBLEND_RETURN_IF_ERROR(host.load());
+  }
+  if constexpr (Fusor::timing == ScoreTiming::after_probe) {
+    if (fusor.probing()) KVBLEND_RETURN_IF_ERROR(probe_and_choose(host, fusor, prompt.rows(), out));
   }
   while (range.first < host.layers()) {
     if (narrows) {
@@ -115,15 +139,15 @@ Status run_passes(Host& host, Source& source, Fusor& fusor, const Selector& sele
 
 // Blends `prompt` into the host's cache; afterwards rows [0, prompt.rows()) are committed, and the host holds the
 // logits of `outputs` (rows ascending). All else is as with a LayerwiseHost (blend.hpp). Also errors: a budget that
-// narrows, on a host that cannot run ranges of layers; options.groups below 1. A budget that narrows chooses every
-// group's rows by the scores of the first choice, as nothing newer is known.
+// narrows, on a host that cannot run ranges of layers; options.groups below 1; a probe that reports another number of
+// rows. A budget that narrows chooses every group's rows by the scores of the first choice, as nothing newer is known.
 template <PassHost Host, KvSource Source, class Selector, class Backend, AngleRule Angles>
 requires(!LayerwiseHost<Host>) Status
     blend(Host& host, Source& source, LayerwiseFusor<Selector, Backend, Angles>& fusor, const Prompt& prompt,
           std::span<const Row> outputs, std::span<std::byte> memory, PassReport* report = nullptr,
           const PassOptions& options = {}) {
-  static_assert(Selector::timing != ScoreTiming::after_probe,
-                "kvblend: this selector scores by a probe pass, which a PassHost does not offer");
+  static_assert(Selector::timing != ScoreTiming::after_probe || ProbingPassHost<Host>,
+                "kvblend: this selector scores by a probe pass, which a PassHost does not offer without probe()");
   static_assert(Selector::timing != ScoreTiming::during_pass || ScoringPassHost<Host>,
                 "kvblend: this selector looks at fresh keys and values, so the host must have score()");
   PassReport unused;
@@ -135,7 +159,9 @@ requires(!LayerwiseHost<Host>) Status
     Stopwatch watch(out.total_s);
     KVBLEND_RETURN_IF_ERROR(fusor.begin(prompt, {host.layers(), detail::largest_head_dim(host)}, outputs, memory));
     KVBLEND_RETURN_IF_ERROR(host.begin(prompt));
-    if (!prompt.empty()) status = detail::run_passes(host, source, fusor, fusor.selector(), outputs, options, out);
+    if (!prompt.empty()) {
+      status = detail::run_passes(host, source, fusor, fusor.selector(), prompt, outputs, options, out);
+    }
     if (status.ok()) status = host.commit(prompt.rows());
     if (!status.ok()) host.abort();
   }

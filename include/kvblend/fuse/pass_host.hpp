@@ -71,4 +71,21 @@ concept ScoringPassHost = PassHost<H> && requires(H& host, std::int32_t layer, s
   { host.fresh_values(layer) } -> ReadablePlane;
 };
 
+// A host that can also say where attention goes, for selectors that ask by a probe pass.
+//   probe(rows, first)            once, between load and the first compute: runs all layers for `rows` (ascending, not
+//                                 empty: those that are computed whatever is chosen) over the cache as placed, each row
+//                                 attending as in compute. Their KV may stay in the cache, as the computes that follow
+//                                 replace it; no other row's may change
+//   attention_mass(layer)         from then until the first compute: one float a row of the prompt, the softmax weights
+//                                 that rows[first], rows[first + 1], … pay to it in that layer, summed over heads and
+//                                 those rows; a weight is a share of all that the row attends to, so that the layer's
+//                                 sum over the rows is heads * (rows that are counted). 0 for what no row attends to
+// values(layer) must be readable, as placed, until the first compute: some selectors weigh attention by them.
+template <class H>
+concept ProbingPassHost = PassHost<H> &&
+    requires(H& host, std::int32_t layer, std::span<const Row> rows, std::int32_t first) {
+  { host.probe(rows, first) } -> std::same_as<Status>;
+  { host.attention_mass(layer) } -> std::convertible_to<std::span<const float>>;
+};
+
 }  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

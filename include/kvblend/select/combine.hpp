@@ -4,6 +4,7 @@
 // the later of their parts is.
 #pragma once
 
+#include <kvblend/core/config.hpp>
 #include <kvblend/core/status.hpp>
 #include <kvblend/core/types.hpp>
 #include <kvblend/select/score.hpp>
@@ -13,7 +14,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -73,10 +73,13 @@ inline void sort_by_score(std::span<const float> scores, std::size_t first, std:
 [[nodiscard]] inline std::size_t index_of_key(std::uint64_t key) { return static_cast<std::size_t>(key & 0xffffffffu); }
 
 // Divides by the magnitude of the mean, so that no score's scale decides; a mean of 0 leaves them as they are.
+[[nodiscard]] KVBLEND_HOST_DEVICE inline float over_mean(float score, double mean) {
+  const double size = mean < 0 ? -mean : mean;
+  return size > 0 ? static_cast<float>(static_cast<double>(score) / size) : score;
+}
 inline void divide_by_mean(std::span<float> scores) {
-  const double mean = std::abs(finite_mean(scores));
-  if (!(mean > 0.0)) return;
-  for (float& score : scores) score = static_cast<float>(static_cast<double>(score) / mean);
+  const double mean = finite_mean(scores);
+  for (float& score : scores) score = over_mean(score, mean);
 }
 
 // What two scores together are.

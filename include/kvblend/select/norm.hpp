@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Norms of rows, and how far the rows of one cache are from those of another: what attention is weighed by, and what a
-// gate checks placed rows with.
+// gate checks placed rows with. Sums have one order and one rounding, wherever they are made.
 #pragma once
 
+#include <kvblend/core/arithmetic.hpp>
 #include <kvblend/core/bits.hpp>
+#include <kvblend/core/config.hpp>
 #include <kvblend/core/status.hpp>
 #include <kvblend/core/types.hpp>
 #include <kvblend/memory/plane.hpp>
@@ -18,7 +20,24 @@
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
 
-// ‖row‖₂ over all heads and values, in double. NaN if a value is NaN; 0 if the layout skips the row.
+namespace detail {
+
+// sum + Σ values², in order. A float's square is exact in double.
+[[nodiscard]] KVBLEND_HOST_DEVICE inline double add_squares(const float* values, std::int32_t count, double sum) {
+  for (std::int32_t i = 0; i < count; ++i) {
+    sum = rounded_sum(sum, static_cast<double>(values[i]) * static_cast<double>(values[i]));
+  }
+  return sum;
+}
+
+// sum + mass · norm: what a layer of a probe pass adds to a row's score.
+[[nodiscard]] KVBLEND_HOST_DEVICE inline float add_weighed(float sum, float mass, float norm) {
+  return rounded_sum(sum, rounded_product(mass, norm));
+}
+
+}  // namespace detail
+
+// ‖row‖₂ over all heads and values, in double, head by head. NaN if a value is NaN; 0 if the layout skips the row.
 template <ReadablePlane P>
 [[nodiscard]] float row_norm(const P& plane, std::int64_t row) {
   if (skips_row(plane.layout, row)) return 0;
@@ -30,9 +49,7 @@ template <ReadablePlane P>
       decode_head(plane, row, head, staged);
       values = staged;
     }
-    for (std::int32_t i = 0; i < plane.layout.head_dim(); ++i) {
-      sum += static_cast<double>(values[i]) * static_cast<double>(values[i]);
-    }
+    sum += detail::add_squares(values, plane.layout.head_dim(), 0);
   }
   return static_cast<float>(std::sqrt(sum));
 }
