@@ -10,6 +10,8 @@
 # with --fresh all of them. Steps go in the order of their value; a failed one stops no other, and is tried again next time.
 #
 # Needs nvcc with cuBLAS and compute-sanitizer, g++ 12 or newer, python3, the headers of doctest and Eigen. No network.
+# Where FlashInfer's headers are at hand (0.2.5, in KVBLEND_INCLUDE or in build/deps, where the tests' build fetches
+# them), its attention is checked against the engine's own and timed too.
 #   KVBLEND_INCLUDE             folders of headers, separated by ":", where those are not the system's
 #   KVBLEND_GPU_CHECK_SECONDS   time for all of it (570)
 #   OUT                         a folder for the results too, if it is set
@@ -109,18 +111,29 @@ build_tests() {
   "${device[@]}" "${objects[@]}" -o "$programs/device_tests.new"
 }
 
+# build_bench PROGRAM FLAG…
 # shellcheck disable=SC2317
 build_bench() {
-  local products=$programs/cpu_gemm.o
+  local products=$programs/$1.cpu_gemm.o
   g++ -std=c++20 -O3 "${includes[@]}" -isystem "$cuda/include/cccl" -isystem "$cuda/include" \
     -DTHRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP -DEIGEN_DONT_PARALLELIZE \
     -c examples/cuda_engine/cpu_gemm.cpp -o "$products" &&
-    "${device[@]}" -O3 examples/cuda_engine/bench.cu "$products" "${cublas[@]}" -o "$programs/cuda_bench.new"
+    "${device[@]}" -O3 "${@:2}" examples/cuda_engine/bench.cu "$products" "${cublas[@]}" -o "$programs/$1.new"
 }
+
+flashinfer=
+for folder in ${folders[@]+"${folders[@]}"} build/deps/flashinfer_python-0.2.5/include; do
+  [[ -z $flashinfer && -e $folder/flashinfer/attention/prefill.cuh ]] && flashinfer=$folder
+done
 
 readonly codecs=(Bf16Codec Q8_0Codec Fp8E4M3Codec F16Codec F32Codec)
 build device_tests build_tests
-build cuda_bench build_bench
+build cuda_bench build_bench cuda_bench
+if [[ -n $flashinfer ]]; then
+  build flashinfer_bench build_bench flashinfer_bench -DKVBLEND_WITH_FLASHINFER=1 -isystem "$flashinfer"
+else
+  say "FlashInfer's headers are not at hand: its attention is left out"
+fi
 build predict g++ -std=c++20 -O1 bench/predict.cpp -o "$programs/predict.new"
 for codec in "${codecs[@]}"; do
   build "shift_$codec" "${device[@]}" -O3 "-DKVBLEND_BENCH_CODEC=$codec" bench/gpu_shift.cu \
@@ -135,9 +148,9 @@ missing=0
 
 # The one JSON, of the results that there are.
 report() {
-  python3 - "$results" "$gpu" "${steps[@]}" >"$results/gpu_check.part" <<'PYTHON'
+  python3 - "$results" "$gpu" "${flashinfer:+at hand}" "${steps[@]}" >"$results/gpu_check.part" <<'PYTHON'
 import json, os, sys
-folder, gpu, steps = sys.argv[1], sys.argv[2], sys.argv[3:]
+folder, gpu, flashinfer, steps = sys.argv[1], sys.argv[2], sys.argv[3] or "not at hand", sys.argv[4:]
 def read(name, ending):
     path = os.path.join(folder, name + ending)
     return open(path, errors="replace").read() if os.path.exists(path) else None
@@ -164,12 +177,13 @@ for name in (n for n in done if n.startswith("ttft_")):
     tokens, blends = run["tokens"], {}
     for blend in run["blends"]:
         blends.setdefault(blend["ratio"], {})[blend["kv"]] = blend["median_ms"]
-    summary.append({"tokens": tokens, "work": "full prefill", "ms": full,
+    attention = run["attention"]
+    summary.append({"tokens": tokens, "attention": attention, "work": "full prefill", "ms": full,
                     "predicted_ms": predicted.get((tokens, "full prefill"))})
     for ratio, ms in blends.items():
         work = "blend %d %%" % round(100 * ratio) if ratio else "full reuse"
-        line = {"tokens": tokens, "work": work, "ms": ms["device"], "predicted_ms": predicted.get((tokens, work)),
-                "speed_up": round(full / ms["device"], 2),
+        line = {"tokens": tokens, "attention": attention, "work": work, "ms": ms["device"],
+                "predicted_ms": predicted.get((tokens, work)), "speed_up": round(full / ms["device"], 2),
                 "others_ms": {kv: t for kv, t in ms.items() if kv != "device"}}
         if "pinned" in ms and loads:
             load = (tokens - run["question"]) * 131072 / loads[0] / 1e6
@@ -177,7 +191,8 @@ for name in (n for n in done if n.startswith("ttft_")):
             line["load_hidden"] = round(1 - (ms["pinned"] - ms["device"]) / load, 3)
         summary.append(line)
 complete = all(step["state"] == "passed" for step in all_steps.values())
-print(json.dumps({"gpu": gpu, "complete": complete, "summary": summary, "steps": all_steps}, indent=1))
+print(json.dumps({"gpu": gpu, "complete": complete, "flashinfer_headers": flashinfer, "summary": summary,
+                  "steps": all_steps}, indent=1))
 PYTHON
   mv "$results/gpu_check.part" "$results/gpu_check.json"
   if [[ -n ${OUT:-} ]]; then
@@ -245,6 +260,15 @@ step memcheck_tests 120 device_tests "$ran" "${memcheck[@]}" "$programs/device_t
 step memcheck_engine 60 cuda_bench '' "${memcheck[@]}" "$programs/cuda_bench" --check
 step racecheck_tests 120 device_tests "$ran" "${racecheck[@]}" "$programs/device_tests" "--test-case=$some"
 step racecheck_engine 60 cuda_bench '' "${racecheck[@]}" "$programs/cuda_bench" --check
+if [[ -n $flashinfer ]]; then
+  readonly peer=$programs/flashinfer_bench
+  step flashinfer_check 60 flashinfer_bench '"compared_with": "own"' "$peer" --check
+  for tokens in 4 16; do
+    step "ttft_${tokens}k_flashinfer" 90 flashinfer_bench '' "$peer" "${bench[@]:1}" --attention flashinfer \
+      --no-pinned --tokens $((1024 * tokens))
+  done
+  step memcheck_flashinfer 60 flashinfer_bench '' "${memcheck[@]}" "$peer" --check
+fi
 for codec in "${codecs[@]:1}"; do
   step "shift_$codec" 30 "shift_$codec" '' "$programs/shift_$codec"
 done

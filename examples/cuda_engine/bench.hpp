@@ -106,7 +106,7 @@ Status Bench<M>::open() {
   EngineOptions engine_options;
   engine_options.max_rows = options_.tokens;
   engine_options.attention_bytes = std::int64_t{options_.attention_mb} << 20;
-  engine_options.one_kernel_attention = options_.attention_kernel;
+  engine_options.attention = options_.attention;
   KVBLEND_RETURN_IF_ERROR(engine_.open(engine_options));
   KVBLEND_RETURN_IF_ERROR(logits_.allocate(config.value.vocabulary, "logits"));
   return make_prompt();
@@ -225,8 +225,11 @@ Status Bench<M>::run() {
     return last_logits();
   };
   KVBLEND_RETURN_IF_ERROR(measure(prefill, full, full_logits_));
-  print("{\n  \"shape\": \"%s\", \"tokens\": %d, \"passages\": %d, \"question\": %d, \"rounds\": %d,\n",
-        options_.shape.c_str(), options_.tokens, passages_.size(), options_.question, options_.rounds);
+  print(
+      "{\n  \"shape\": \"%s\", \"attention\": \"%s\", \"tokens\": %d, \"passages\": %d, \"question\": %d, "
+      "\"rounds\": %d,\n",
+      options_.shape.c_str(), to_string(options_.attention), options_.tokens, passages_.size(), options_.question,
+      options_.rounds);
   print("  \"full_prefill\": {\"min_ms\": %.4f, \"median_ms\": %.4f},\n  \"blends\": [", full.least, full.median);
   for (const double ratio : options_.ratios) KVBLEND_RETURN_IF_ERROR(measure_ratio(ratio));
   json_ += "\n  ]\n}\n";

@@ -3,6 +3,7 @@
 // What kvblend-cuda-bench is asked to measure.
 #pragma once
 
+#include <cuda_engine/attention_shape.hpp>
 #include <cuda_engine/weights.hpp>
 
 #include <cstdint>
@@ -22,9 +23,9 @@ struct BenchOptions {
   std::int32_t rounds = 5;
   std::int32_t attention_mb = 256;
   std::uint32_t seed = 1;
-  bool pinned = true;            // also with KV in pinned host memory
-  bool graph = true;             // also captured in a graph and replayed
-  bool attention_kernel = true;  // else attention by products
+  AttentionBy attention = AttentionBy::own;
+  bool pinned = true;  // also with KV in pinned host memory
+  bool graph = true;   // also captured in a graph and replayed
   bool check = false;
   bool cpu = false;
   bool help = false;
@@ -42,7 +43,7 @@ inline constexpr const char* kBenchUsage =
     "  --seed N\n"
     "  --no-pinned       leave out KV that is loaded from host memory\n"
     "  --no-graph        leave out graph capture\n"
-    "  --no-attention-kernel  attention by matrix products\n"
+    "  --attention A     own: the engine's kernel; products; flashinfer, in a program that was built with it\n"
     "  --check           no times: compares a small model's logits on the GPU with those of the CPU, also as JSON\n"
     "  --cpu             the same flow without a GPU, for trying it\n";
 
@@ -98,6 +99,15 @@ inline Status parse_ratios(const char* text, std::vector<double>& out) {
   }
 }
 
+inline Status parse_attention(const char* text, AttentionBy& out) {
+  for (const AttentionBy by : {AttentionBy::own, AttentionBy::products, AttentionBy::flashinfer}) {
+    if (std::strcmp(text, to_string(by)) != 0) continue;
+    out = by;
+    return {};
+  }
+  return Status::error(StatusCode::invalid_argument, "'%s' is not own, products or flashinfer", text).at("--attention");
+}
+
 }  // namespace detail
 
 inline Result<BenchOptions> parse_bench_options(int count, const char* const* arguments) {
@@ -116,7 +126,6 @@ inline Result<BenchOptions> parse_bench_options(int count, const char* const* ar
     bool becomes;
   } flags[] = {{"--no-pinned", options.pinned, false},
                {"--no-graph", options.graph, false},
-               {"--no-attention-kernel", options.attention_kernel, false},
                {"--check", options.check, true},
                {"--cpu", options.cpu, true},
                {"--help", options.help, true}};
@@ -137,6 +146,10 @@ inline Result<BenchOptions> parse_bench_options(int count, const char* const* ar
     }
     if (value != nullptr && std::strcmp(name, "--shape") == 0) {
       options.shape = value;
+      known = true;
+    }
+    if (value != nullptr && std::strcmp(name, "--attention") == 0) {
+      KVBLEND_RETURN_IF_ERROR(detail::parse_attention(value, options.attention));
       known = true;
     }
     if (value != nullptr && std::strcmp(name, "--ratios") == 0) {

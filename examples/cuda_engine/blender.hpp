@@ -31,6 +31,10 @@ class Blender {
     return device_.allocate(static_cast<std::int64_t>(bytes.device), "workspace.device");
   }
 
+  // Device memory: what a probe pass of the last blend paid to each row, until the next one begins. A selector that
+  // weighs attention by values takes each layer's away as it goes on.
+  [[nodiscard]] std::span<const float> attention_mass() const { return fusor_.attention_mass(); }
+
   // The device must have finished with the blend before.
   template <class Source>
   Status run(Engine<D>& engine, Source& source, const Prompt& prompt, std::span<const Row> outputs) {

@@ -13,6 +13,14 @@
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 
+// Defined as 1 where FlashInfer's headers are at hand.
+#ifndef KVBLEND_WITH_FLASHINFER
+#define KVBLEND_WITH_FLASHINFER 0
+#endif
+#if KVBLEND_WITH_FLASHINFER
+#include <cuda_engine/flashinfer_attention.cuh>
+#endif
+
 namespace cuda_engine {
 
 inline constexpr int kTeamThreads = 256;
@@ -185,6 +193,18 @@ class CudaDevice {
     return launch<FlashShape<128>>(args);
   }
 
+#if KVBLEND_WITH_FLASHINFER
+  // See FlashInferDevice.
+  [[nodiscard]] static bool has_flashinfer(std::int32_t head_dim) { return head_dim == 64 || head_dim == 128; }
+  [[nodiscard]] std::int32_t multiprocessors() const {
+    int device = 0, count = 0;
+    const bool known = cudaGetDevice(&device) == cudaSuccess &&
+                       cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess;
+    return known ? count : 1;
+  }
+  kvblend::Status attend(const FlashInferCall<Scalar>& call) { return attend_with_flashinfer(call, stream()); }
+#endif
+
   kvblend::Status finish() { return kvblend::cuda::status_of(cudaStreamSynchronize(stream()), "finish"); }
   kvblend::Status download(void* host, const void* device, std::size_t bytes) {
     if (bytes == 0) return {};
@@ -243,6 +263,9 @@ class CudaDevice {
 };
 
 static_assert(Device<CudaDevice>);
+#if KVBLEND_WITH_FLASHINFER
+static_assert(FlashInferDevice<CudaDevice>);
+#endif
 
 #endif
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cuda_engine/attention.hpp>
+#include <cuda_engine/attention_shape.hpp>
 #include <cuda_engine/device.hpp>
 #include <cuda_engine/functors.hpp>
 #include <cuda_engine/weights.hpp>
@@ -14,6 +15,7 @@
 #include <kvblend/memory/pools.hpp>
 #include <kvblend/prompt/prompt.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -33,7 +35,7 @@ struct EngineOptions {
   std::int32_t max_rows = 0;
   std::int32_t block_size = 16;               // rows of a block of the cache
   std::span<const std::int32_t> block_table;  // blocks 0, 1, 2, … in the order they are used in; empty: in order
-  bool one_kernel_attention = true;           // where the device has one for the heads
+  AttentionBy attention = AttentionBy::own;
   std::int64_t attention_bytes = std::int64_t{1} << 28;  // scratch of attention: larger is fewer, longer steps
 };
 
@@ -74,8 +76,8 @@ class Engine {
   // Logits of the rows that came out of the last pass, into `out`, [active_rows(), vocabulary] floats of the device.
   Status logits(std::span<float> out);
 
-  // LayerwiseHost, as fuse/host.hpp documents it. begin() wants a cache that holds the prompt's resident rows and
-  // nothing else. That device rows ascend and are within the prompt is the caller's part: nothing here reads them.
+  // AttentionReportingHost, as fuse/host.hpp documents it. begin() wants a cache that holds the prompt's resident rows
+  // and nothing else. That device rows ascend and are within the prompt is the caller's part: nothing here reads them.
   [[nodiscard]] std::int32_t layers() const { return config().layers; }
   [[nodiscard]] const RopeSpec& rope(std::int32_t layer) const { return weights_.layer(layer).rope; }
   Status begin(const Prompt& prompt);
@@ -86,6 +88,19 @@ class Engine {
   [[nodiscard]] CachePlane keys(std::int32_t layer) { return cache(layer, 0); }
   [[nodiscard]] CachePlane values(std::int32_t layer) { return cache(layer, 1); }
   Status attend(std::int32_t layer, std::span<const Row> rows, std::span<const ActiveIndex> kept);
+  Status attend_and_report(std::int32_t layer, std::span<const Row> rows, std::span<const ActiveIndex> kept,
+                           std::int32_t first, std::span<float> mass) {
+    KVBLEND_RETURN_IF_ERROR(check_pass(layer, rows));
+    if (first < 0 || mass.size() != size_of(pass_rows_)) {
+      return Status::error(StatusCode::invalid_argument, "%zu floats for %d rows, from kept row %d on", mass.size(),
+                           pass_rows_, first)
+          .at("mass of layer %d", layer);
+    }
+    const std::span<const ActiveIndex> asking = kept.subspan((std::min)(size_of(first), kept.size()));
+    KVBLEND_RETURN_IF_ERROR(
+        attention_.add_mass(device_, qkv_.data(), rows, asking, keys(layer), pass_rows_, mass.data()));
+    return run_layer(layer, rows, kept);
+  }
   Status commit(std::int32_t row_count);
   void abort() {
     blending_ = false;

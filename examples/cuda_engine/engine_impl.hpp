@@ -38,8 +38,8 @@ Status Engine<D>::open(const EngineOptions& options) {
   hidden_now_ = hidden_.data();
   hidden_next_ = kept_hidden_.data();
   KVBLEND_RETURN_IF_ERROR(open_cache(options));
-  KVBLEND_RETURN_IF_ERROR(attention_.open({c.heads, c.kv_heads, c.head_dim},
-                                          {n, options.attention_bytes, !in_order_, options.one_kernel_attention}));
+  KVBLEND_RETURN_IF_ERROR(attention_.open(device_, {c.heads, c.kv_heads, c.head_dim},
+                                          {n, options.attention_bytes, !in_order_, options.attention}));
   KVBLEND_RETURN_IF_ERROR(open_tables());
   clear();
   return device_.finish();
@@ -378,8 +378,8 @@ Status Engine<D>::run_layer(std::int32_t layer, std::span<const Row> rows, std::
     KVBLEND_RETURN_IF_ERROR(device_.rows(active_, KeepRow<T>{hidden_now_, kept.data(), hidden_next_, c.hidden}));
     std::swap(hidden_now_, hidden_next_);
   }
-  KVBLEND_RETURN_IF_ERROR(
-      attention_.attend(device_, qkv_.data(), rows, kept, keys(layer), values(layer), pass_rows_, attended_.data()));
+  KVBLEND_RETURN_IF_ERROR(attention_.attend(device_, qkv_.data(), rows, kept, keys(layer), values(layer), pass_rows_,
+                                            rows_, attended_.data()));
   KVBLEND_RETURN_IF_ERROR(
       multiply(attended_.data(), c.query_values(), weights.attention_output.data(), hidden_now_, c.hidden, 1));
   KVBLEND_RETURN_IF_ERROR(normalise(weights.feed_forward_norm.data()));

@@ -32,6 +32,7 @@ TEST_CASE("the benchmark of the GPU engine runs through and compares logits") {
   INFO(status.where() << ": " << status.message());
   REQUIRE(status.ok());
   const auto json = nlohmann::json::parse(bench.json());
+  CHECK(json["attention"] == "own");
   CHECK(json["tokens"] == 150);
   CHECK(json["passages"] == 3);
   CHECK(json["full_prefill"]["median_ms"] >= json["full_prefill"]["min_ms"]);
@@ -56,17 +57,22 @@ TEST_CASE("the benchmark of the GPU engine refuses options that it does not know
                                                                                          {"--rounds", "0"},
                                                                                          {"--ratios", "0.1,"},
                                                                                          {"--ratios", "2"},
+                                                                                         {"--attention", "other"},
                                                                                          {"--question", "4096"}}) {
     CHECK_FALSE(parse(arguments).ok());
   }
+  CHECK(parse({"--attention", "products"}).value.attention == cuda_engine::AttentionBy::products);
   CpuMachine machine;
+  const auto flashinfer = parse({"--shape", "tiny", "--tokens", "150", "--attention", "flashinfer"});
+  REQUIRE(flashinfer.ok());
+  CHECK(Bench<CpuMachine>(machine, flashinfer.value).open().code() == kvblend::StatusCode::unsupported);
   const auto unknown = parse({"--shape", "huge"});
   REQUIRE(unknown.ok());
   CHECK(Bench<CpuMachine>(machine, unknown.value).open().code() == kvblend::StatusCode::invalid_argument);
 }
 
 TEST_CASE("with a GPU's bf16 logits are float32's but for rounding") {
-  const cuda_engine::CheckCase of{64, true, true};
+  const cuda_engine::CheckCase of{64, true, cuda_engine::AttentionBy::own};
   cuda_engine::CheckLogits floats, halves;
   cuda_engine::CpuDevice<float> float_device;
   cuda_engine::CpuDevice<kvblend::BFloat16> half_device;
@@ -78,6 +84,8 @@ TEST_CASE("with a GPU's bf16 logits are float32's but for rounding") {
   CHECK(full > 0.001);
   CHECK(full <= 0.02);
   CHECK(cuda_engine::relative_difference(halves.blended, floats.blended) <= 0.02);
+  REQUIRE(floats.mass.size() == 205);
+  CHECK(cuda_engine::relative_difference(halves.mass, floats.mass) <= 0.02);
   // What was blended is not what was computed in full.
   halves.full.erase(halves.full.begin(), halves.full.end() - 256);
   halves.blended.erase(halves.blended.begin(), halves.blended.begin() + 256);

@@ -33,7 +33,7 @@ using Cpu = CpuDevice<float, thrust::system::omp::detail::par_t>;
 using GpuEngine = cuda_engine::Engine<Cpu>;
 using Weights = cuda_engine::Weights<Cpu>;
 
-static_assert(LayerwiseHost<GpuEngine>);
+static_assert(AttentionReportingHost<GpuEngine>);
 static_assert(KvSource<Passages<Cpu>>);
 
 double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
@@ -132,6 +132,32 @@ struct Request {
     CHECK(pair.engine.rows() == prompt.rows());
   }
 
+  // What the question pays to each row under full reuse, layer after layer.
+  template <class Engine>
+  std::vector<float> mass_on(Engine& engine) {
+    engine.clear();
+    using Selector = DeviationSelector<AttentionValueMass, RatioBudget>;
+    LayerwiseFusor<Selector> fusor(Selector(AttentionValueMass{}, RatioBudget{0.15}));
+    std::vector<std::byte> memory(fusor.workspace_bytes(prompt, pair.model.config().head_dim));
+    const std::array<Row, 1> outputs = {Row(prompt.rows() - 1)};
+    require_ok(fusor.begin(prompt, {engine.layers(), pair.model.config().head_dim}, outputs, memory));
+    require_ok(engine.begin(prompt));
+    require_ok(engine.embed(fusor.active()));
+    std::vector<float> out;
+    for (std::int32_t layer = 0; layer < engine.layers(); ++layer) {
+      require_ok(engine.project(layer, fusor.active()));
+      require_ok(fusor.place(layer, engine.rope(layer), passages, engine.keys(layer), engine.values(layer)));
+      require_ok(
+          fusor.fuse(layer, engine.fresh_keys(), engine.fresh_values(), engine.keys(layer), engine.values(layer)));
+      const std::span<float> mass = fusor.attention_mass();
+      require_ok(engine.attend_and_report(layer, fusor.active(), fusor.kept(), fusor.first_probe_row(), mass));
+      out.insert(out.end(), mass.begin(), mass.end());
+      fusor.narrow();  // counts the next layer's from 0
+    }
+    engine.abort();
+    return out;
+  }
+
   // Logits of a blend on either engine, and of two tokens after it; on the GPU engine with either fusor.
   template <class Selector>
   void compare(const Selector& selector) {
@@ -186,9 +212,28 @@ TEST_CASE("a blend on the GPU engine gives the reference's logits and decoding g
     Request request(pair, {23, 30, 41}, 9, bias ? 0 : 50);
     request.compare(at_ratio<FirstK>(0.15));
     request.compare(at_ratio<KeyValueDeviation>(0.15));
+    request.compare(at_ratio<AttentionValueMass>(0.15));
     request.compare(DeviationSelector<KeyDeviation, GradualBudget>(KeyDeviation{}, GradualBudget{0.15}));
     request.compare(at_ratio<KeyValueDeviation>(1));
     request.compare(at_ratio<FirstK>(0));
+  }
+}
+
+TEST_CASE("the GPU engine reports the attention that the reference reports") {
+  for (const bool bias : {false, true}) {
+    Pair pair(small_model(bias ? RopePairing::interleaved : RopePairing::neox, bias), 140, true,
+              bias ? kOneStep : kManySteps);
+    Request request(pair, {23, 30, 41}, 9, 50);
+    const std::vector<float> mass = request.mass_on(pair.engine);
+    CHECK(largest_difference(mass, request.mass_on(pair.reference)) <= 1e-4);
+    CHECK(request.mass_on(pair.engine) == mass);
+    const auto& config = pair.model.config();
+    REQUIRE(mass.size() == static_cast<std::size_t>(config.layers * request.prompt.rows()));
+    for (std::int32_t layer = 0; layer < config.layers; ++layer) {
+      const auto first = mass.begin() + layer * request.prompt.rows();
+      const double sum = std::accumulate(first, first + request.prompt.rows(), 0.0);
+      CHECK(sum == doctest::Approx(9 * config.heads).epsilon(1e-5));  // each question row's weights add up to 1 a head
+    }
   }
 }
 
