@@ -365,11 +365,16 @@ bool Engine::wants_many_rows() const {
   return options_.flash_attention && (options_.cache_type == DType::f16 || options_.cache_type == DType::f32);
 }
 
+// How many more rows the fast kernel takes to be taken, where it is worth it.
+std::int32_t Engine::missing_rows(std::size_t rows) const {
+  if (!wants_many_rows() || rows < index_of(fill_from_) || rows >= index_of(kManyRows)) return 0;
+  return kManyRows - static_cast<std::int32_t>(rows);
+}
+
 // Adds rows before the last one until there are as many as the fast kernel takes.
 void Engine::fill_up(LayerRange range, std::int32_t rows, std::int32_t first_row) {
-  const auto least = index_of(std::min(kManyRows, rows));
-  if (!wants_many_rows() || cells_.size() < index_of(fill_from_) || cells_.size() >= least) return;
-  std::size_t missing = least - cells_.size();
+  const auto others = index_of(rows) - std::min(cells_.size(), index_of(rows));
+  std::size_t missing = std::min(index_of(missing_rows(cells_.size())), others);
   for (std::size_t i = cells_.size(); i-- > 0 && missing > 0;) {
     const std::int32_t before = i == 0 ? first_row - 1 : cells_[i - 1];
     std::int32_t cell = cells_[i] - 1;
@@ -458,12 +463,12 @@ std::size_t Engine::part_of(std::size_t done) const {
   return count;
 }
 
-Status Engine::compute_in_place(LayerRange range, std::span<const TokenId> tokens) {
+Status Engine::compute_in_place(LayerRange range, std::span<const TokenId> tokens, AttentionReader* reader) {
   for (std::size_t done = 0; done < cells_.size();) {
     const std::size_t count = part_of(done);
     const std::span<const std::int32_t> cells = std::span(cells_).subspan(done, count);
     batch_.clear();
-    for (const std::int32_t cell : cells) batch_.push_back(tokens[index_of(cell)]);
+    for (const std::int32_t cell : cells) batch_.push_back(tokens[index_of(std::min(cell, rows_ - 1))]);
     GraphHook::Rewrite what;
     what.range = range;
     what.layers = model_.layers();
@@ -473,6 +478,7 @@ Status Engine::compute_in_place(LayerRange range, std::span<const TokenId> token
     what.window = model_.window();
     what.hidden = &hidden_;
     hook_.rewrite(what);
+    if (reader != nullptr) hook_.report(*reader);
     const std::span<const std::uint8_t> wants = std::span(wanted_).subspan(done, count);
     const Status status = decode(1, 0, batch_, range.end == model_.layers() ? wants : std::span<const std::uint8_t>{});
     const Status hooked = hook_.finish();

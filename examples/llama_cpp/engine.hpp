@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Engine: one llama.cpp context, through llama.h, ggml.h and ggml-backend.h alone, with what a blend needs besides plain
-// decoding: a sequence loaded from a blob, scoring by a graph that is stopped early, and a pass over any set of cells.
+// Engine: one llama.cpp context, through llama.h, ggml.h and ggml-backend.h alone, with what a blend needs besides
+// plain decoding: a sequence loaded from a blob, scoring by a graph that is stopped early, where attention goes, and a
+// pass over any set of cells.
 #pragma once
 
+#include <llama_cpp/attention_reader.hpp>
 #include <llama_cpp/graph_hook.hpp>
 #include <llama_cpp/model.hpp>
 #include <llama_cpp/state_blob.hpp>
@@ -100,6 +102,20 @@ class Engine {
   kvblend::Status compute(kvblend::LayerRange range, std::span<const kvblend::Row> rows,
                           std::span<const kvblend::TokenId> tokens, std::span<const kvblend::Row> outputs,
                           std::int32_t first_row = 0);
+
+  // ---- where attention goes ----
+  // Ok, or why it cannot be read: rows are not computed in place, or the self-test found something wrong.
+  [[nodiscard]] kvblend::Status can_probe() const;
+  // Runs `tokens` behind rows() and takes them out of the cache again. Errors: can_probe()'s; a context without room
+  // for them; rows that were dropped; attention that does not add up, or has sinks.
+  kvblend::Status probe(std::span<const kvblend::TokenId> tokens);
+  // Runs `rows` as compute() does, in all layers and for no logits; attention of those from rows[first] on counts.
+  // Their KV stays as computed, no other row's changes. Errors: as above; no such rows.
+  kvblend::Status probe(std::span<const kvblend::Row> rows, std::int32_t first,
+                        std::span<const kvblend::TokenId> tokens);
+  // Of the last probe, [rows()]: the softmax weights paid to each row, summed over query heads and the rows that count.
+  [[nodiscard]] std::span<const float> attention_mass(std::int32_t layer) const { return reader_.mass(layer); }
+
   [[nodiscard]] double patch_seconds() const { return hook_.patch_seconds(); }  // spent rewriting inputs, in all
 
  private:
@@ -119,7 +135,9 @@ class Engine {
   kvblend::Status decode(std::int32_t sequence, std::int32_t first, std::span<const kvblend::TokenId> tokens,
                          std::span<const std::uint8_t> wants);
   void fill_up(kvblend::LayerRange range, std::int32_t rows, std::int32_t first_row);
-  kvblend::Status compute_in_place(kvblend::LayerRange range, std::span<const kvblend::TokenId> tokens);
+  [[nodiscard]] std::int32_t missing_rows(std::size_t rows) const;
+  kvblend::Status compute_in_place(kvblend::LayerRange range, std::span<const kvblend::TokenId> tokens,
+                                   AttentionReader* reader = nullptr);
   kvblend::Status compute_by_runs(std::span<const kvblend::TokenId> tokens);
   [[nodiscard]] bool wants_many_rows() const;
   [[nodiscard]] std::size_t part_of(std::size_t done) const;
@@ -127,12 +145,14 @@ class Engine {
   const Model& model_;
   EngineOptions options_;
   GraphHook hook_;  // before the context, which calls it
+  AttentionReader reader_;
   std::unique_ptr<llama_context, Free> context_;
   Route route_ = Route::in_place;
   std::int32_t fill_from_ = 0;
   bool ranges_ = true;
-  bool scores_ = true;    // scoring passed the self-test, or was not put to it
-  bool in_order_ = true;  // cell = position
+  bool scores_ = true;      // scoring passed the self-test, or was not put to it
+  kvblend::Status probes_;  // of the self-test
+  bool in_order_ = true;    // cell = position
   std::string route_reason_;
   BlobFormat blob_format_;
   std::vector<Place> places_;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <llama_cpp/graph_hook.hpp>
 
+#include <llama_cpp/attention_reader.hpp>
+#include <llama_cpp/graph_nodes.hpp>
+
 #include <kvblend/fuse/stopwatch.hpp>
 
 #include <algorithm>
@@ -19,67 +22,6 @@ using kvblend::Status;
 using kvblend::StatusCode;
 
 namespace {
-
-// The number behind a prefix: 7 of "l_out-7"; -1 if the name is another.
-std::int32_t number_behind(const char* name, const char* prefix) {
-  const std::size_t length = std::strlen(prefix);
-  if (std::strncmp(name, prefix, length) != 0 || name[length] < '0' || name[length] > '9') return -1;
-  char* end = nullptr;
-  const long number = std::strtol(name + length, &end, 10);
-  return *end == '\0' && number < std::numeric_limits<std::int32_t>::max() ? static_cast<std::int32_t>(number) : -1;
-}
-
-// What a tensor is a view, or a converted copy, of.
-const ggml_tensor* origin_of(const ggml_tensor* tensor) {
-  for (;;) {
-    if (tensor->view_src != nullptr && tensor->op != GGML_OP_CPY) {
-      tensor = tensor->view_src;
-    } else if ((tensor->op == GGML_OP_CPY || tensor->op == GGML_OP_CONT) && tensor->src[0] != nullptr) {
-      tensor = tensor->src[0];
-    } else {
-      return tensor;
-    }
-  }
-}
-
-enum class Cache : std::uint8_t { none, keys, values };
-
-// Of a node that writes rows into the cache: which, and of which layer.
-Cache cache_written(const ggml_tensor* node, std::int32_t& layer) {
-  if (node->op != GGML_OP_SET_ROWS) return Cache::none;
-  const ggml_tensor* cache = node;
-  while (cache->view_src != nullptr) cache = cache->view_src;
-  layer = number_behind(cache->name, "cache_k_l");
-  if (layer >= 0) return Cache::keys;
-  layer = number_behind(cache->name, "cache_v_l");
-  return layer >= 0 ? Cache::values : Cache::none;
-}
-
-// Of a node that attends: its mask, and the layer whose keys it reads. Null for other nodes.
-ggml_tensor* mask_of(ggml_tensor* node, std::int32_t& layer) {
-  const ggml_tensor* keys = nullptr;
-  ggml_tensor* mask = nullptr;
-  if (node->op == GGML_OP_FLASH_ATTN_EXT) {
-    keys = node->src[1];
-    mask = node->src[3];
-  } else if (node->op == GGML_OP_SOFT_MAX && node->src[1] != nullptr) {
-    const ggml_tensor* product = node->src[0];
-    while (product != nullptr && product->op != GGML_OP_MUL_MAT) product = product->src[0];
-    if (product == nullptr) return nullptr;
-    keys = product->src[0];
-    mask = node->src[1];
-  } else {
-    return nullptr;
-  }
-  layer = number_behind(origin_of(keys)->name, "cache_k_l");
-  return layer >= 0 ? mask : nullptr;
-}
-
-float max_bias_of(const ggml_tensor* node) {
-  float bias = 0;
-  std::memcpy(&bias, &node->op_params[1], sizeof bias);
-  return bias;
-}
 
 std::size_t index_of(std::int32_t i) { return static_cast<std::size_t>(i); }
 
@@ -125,6 +67,11 @@ bool GraphHook::callback(ggml_tensor* node, bool ask, void* self) {
   return !hook.stopped_ && hook.ask(node);
 }
 
+void GraphHook::begin_graph() {
+  stopped_ = false;
+  if (reader_ != nullptr) reader_->begin_graph();
+}
+
 void GraphHook::observe(Observation& out) {
   mode_ = Mode::observe;
   observation_ = &out;
@@ -164,6 +111,8 @@ Status GraphHook::finish() {
       failure_ = "the graph has no node l_out where a range of layers starts or ends";
     }
   }
+  if (reader_ != nullptr && failure_.empty()) failure_ = reader_->failure();
+  reader_ = nullptr;
   if (failure_.empty()) return {};
   Status status = Status::error(StatusCode::host_error, "%s", failure_.c_str()).at("graph");
   failure_.clear();
@@ -189,10 +138,10 @@ void GraphHook::skip(ggml_tensor* node) {
 
 bool GraphHook::ask(ggml_tensor* node) {
   switch (mode_) {
-    case Mode::idle: return false;
+    case Mode::idle: return reader_ != nullptr && reader_->wants(node);
     case Mode::observe: ask_observing(node); return false;
     case Mode::capture: return ask_capturing(node);
-    case Mode::rewrite: return ask_rewriting(node);
+    case Mode::rewrite: return ask_rewriting(node) || (failure_.empty() && reader_ != nullptr && reader_->wants(node));
   }
   return false;
 }
@@ -223,6 +172,7 @@ bool GraphHook::ask_capturing(ggml_tensor* node) {
 }
 
 bool GraphHook::done(ggml_tensor* node) {
+  if (reader_ != nullptr && reader_->wants(node)) return reader_->read(node) && !reader_->complete();
   if (mode_ == Mode::rewrite) {
     leave(node);
     return false;

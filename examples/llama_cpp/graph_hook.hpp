@@ -19,6 +19,8 @@ struct ggml_tensor;
 
 namespace llama_cpp {
 
+class AttentionReader;
+
 // Hidden rows between two layers, [rows, width], by cell.
 struct HiddenRows {
   std::vector<float> values;
@@ -66,9 +68,13 @@ class GraphHook {
   };
   void rewrite(const Rewrite& what);
 
+  // ---- besides, while graphs run as they are or are rewritten: where attention goes; the last layer's ends them ----
+  void report(AttentionReader& reader) { reader_ = &reader; }
+
   // Before each decode.
-  void begin_graph() { stopped_ = false; }
-  // After the decode: undoes what must be undone, and says what was wrong. A graph that failed a check did nothing.
+  void begin_graph();
+  // After the decode: undoes what must be undone, and says what was wrong. A graph that failed a check did nothing, but
+  // for one whose attention was read: there the KV of the rows that ran is undefined.
   kvblend::Status finish();
   [[nodiscard]] double patch_seconds() const { return patch_seconds_; }
 
@@ -96,6 +102,7 @@ class GraphHook {
   Observation* observation_ = nullptr;
   Capture* capture_ = nullptr;
   Rewrite rewrite_;
+  AttentionReader* reader_ = nullptr;
   std::vector<ggml_tensor*> nodes_;                               // of the graph so far
   std::vector<ggml_tensor*> skipped_;                             // whose flag to be computed was taken
   std::vector<ggml_tensor*> inputs_;                              // rewritten ones

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Host: an Engine as kvblend sees it, a ScoringPassHost. Reused KV is placed into a state blob, which the engine loads in
-// one call.
+// Host: an Engine as kvblend sees it, a ScoringPassHost and ProbingPassHost. Reused KV is placed into a state blob,
+// which the engine loads in one call.
 #pragma once
 
 #include <llama_cpp/engine.hpp>
@@ -83,6 +83,13 @@ class Host {
                                       engine_.blob_format().transposed_values);
   }
   kvblend::Status load() { return engine_.load(staging_.bytes(), staging_.cells()); }
+  // `staging` goes on holding what was placed.
+  kvblend::Status probe(std::span<const kvblend::Row> rows, std::int32_t first) {
+    return engine_.probe(rows, first, tokens_);
+  }
+  [[nodiscard]] std::span<const float> attention_mass(std::int32_t layer) const {
+    return engine_.attention_mass(layer);
+  }
   [[nodiscard]] bool runs_ranges() const { return engine_.runs_ranges(); }
   kvblend::Status compute(kvblend::LayerRange range, std::span<const kvblend::Row> rows,
                           std::span<const kvblend::Row> outputs) {
@@ -115,9 +122,10 @@ kvblend::Result<kvblend::Chunk> export_chunk(const Engine& engine, kvblend::Chun
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Copies rows [0, count) of what the engine holds into planes of a layer, keys and values.
-template <kvblend::Codec Stored, class Copy>
-kvblend::Status read_layers(const Engine& engine, std::int32_t count, const Copy& copy) {
+// Calls read(layer, first, keys, values), which returns a Status, for each layer, with planes over the rows from
+// `first` on: those that no window has passed.
+template <kvblend::Codec Stored, class Read>
+kvblend::Status read_held(const Engine& engine, const Read& read) {
   using namespace kvblend;
   std::vector<std::byte> blob;
   KVBLEND_RETURN_IF_ERROR(engine.save(blob));
@@ -126,18 +134,28 @@ kvblend::Status read_layers(const Engine& engine, std::int32_t count, const Copy
   for (std::int32_t layer = 0; layer < engine.model().layers(); ++layer) {
     const Engine::Place place = engine.place_of(layer);
     const std::int32_t cells = reader.value.cells(place.body);
-    if (cells < count || reader.value.first_position(place.body) != Position(0)) {
-      return Status::error(StatusCode::unsupported, "its window of %d has passed the first of %d tokens",
-                           engine.model().window(), count)
-          .at("layer %d", layer);
-    }
     const BlobReader::Rows rows = reader.value.rows(place.body, place.layer);
     const auto keys = detail::blob_plane<Stored>(rows.keys, engine.model(), cells, false);
     const auto values =
         detail::blob_plane<Stored>(rows.values, engine.model(), cells, engine.blob_format().transposed_values);
-    KVBLEND_RETURN_IF_ERROR(copy(layer, keys, values));
+    KVBLEND_RETURN_IF_ERROR(read(layer, reader.value.first_position(place.body).value, keys, values));
   }
   return {};
+}
+
+// Copies rows [0, count) of what the engine holds into planes of a layer, keys and values.
+template <kvblend::Codec Stored, class Copy>
+kvblend::Status read_layers(const Engine& engine, std::int32_t count, const Copy& copy) {
+  using namespace kvblend;
+  return read_held<Stored>(
+      engine, [&](std::int32_t layer, std::int32_t first, const auto& keys, const auto& values) -> Status {
+        if (first != 0 || engine.rows() < count) {
+          return Status::error(StatusCode::unsupported, "its window of %d has passed the first of %d tokens",
+                               engine.model().window(), count)
+              .at("layer %d", layer);
+        }
+        return copy(layer, keys, values);
+      });
 }
 
 template <kvblend::Codec Stored>

@@ -103,6 +103,27 @@ Status test_ranges(Engine& engine, std::span<const TokenId> tokens, std::span<co
   return compare(engine, expected);
 }
 
+// Attention of the last rows, run behind the others, and anew among them.
+Status test_probes(Engine& engine, std::span<const TokenId> tokens, std::span<const Row> rows) {
+  constexpr std::size_t kProbed = 8;
+  const std::size_t before = tokens.size() - kProbed;
+  engine.clear();
+  KVBLEND_RETURN_IF_ERROR(engine.prefill(tokens.first(before), Wanted::none));
+  KVBLEND_RETURN_IF_ERROR(engine.probe(tokens.last(kProbed)));
+  std::vector<std::vector<float>> expected;
+  for (std::int32_t layer = 0; layer < engine.model().layers(); ++layer) {
+    const auto mass = engine.attention_mass(layer);
+    expected.emplace_back(mass.begin(), mass.end());
+  }
+  KVBLEND_RETURN_IF_ERROR(engine.prefill(tokens.last(kProbed), Wanted::none));
+  KVBLEND_RETURN_IF_ERROR(engine.probe(rows.last(kProbed), 0, tokens));
+  for (std::int32_t layer = 0; layer < engine.model().layers(); ++layer) {
+    const auto mass = engine.attention_mass(layer).first(before);
+    if (!same_bits(mass, expected[static_cast<std::size_t>(layer)])) return differs("attention weights");
+  }
+  return {};
+}
+
 }  // namespace
 
 // Every row is computed anew over a cache of zeros, without flash attention, whose kernels depend on how rows are cut
@@ -149,6 +170,7 @@ Status Engine::test_itself() {
     ranges_ = false;
     route_reason_ = std::string(status.where()) + ": " + status.message();
   }
+  probes_ = test_probes(engine, tokens, rows);
   return {};
 }
 

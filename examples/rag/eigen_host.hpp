@@ -24,6 +24,7 @@ class EigenHost final : public Host {
   [[nodiscard]] std::int32_t vocabulary() const override { return model_.config().vocabulary; }
   [[nodiscard]] std::int32_t context() const override { return model_.config().context; }
   [[nodiscard]] const kvblend::RopeSpec& rope(std::int32_t layer) const override { return model_.rope(layer); }
+  [[nodiscard]] eigen_engine::Engine& engine() { return *engine_; }  // reserve() makes it
 
   kvblend::Status reserve(std::int32_t rows) override;
   void clear() override { engine_->clear(); }

@@ -95,8 +95,8 @@ class Host {
   // forgotten again. Errors: a host that cannot tell.
   [[nodiscard]] virtual bool reports_attention() const { return false; }
   virtual kvblend::Status probe(std::span<const kvblend::TokenId> tokens, ProbeSums& out);
-  // From now on chunks are stored with scores, by the recipe of saliency.hpp with these probes. Called before
-  // reserve().
+  // From now on chunks are stored with scores, if the host can, by the recipe of saliency.hpp with these probes. Called
+  // before reserve().
   virtual kvblend::Status store_scores(std::vector<std::vector<kvblend::TokenId>> probes);
   // What chunks' scores are computed by; empty: they have none.
   [[nodiscard]] virtual std::string recipe() const { return {}; }

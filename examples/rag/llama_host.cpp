@@ -3,11 +3,14 @@
 
 #include <rag/selectors.hpp>
 
+#include <kvblend/select/norm.hpp>
 #include <llama_cpp/host.hpp>
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "llama.h"
@@ -58,8 +61,11 @@ std::string LlamaHost::note() const {
 Status LlamaHost::check(const Selection& selection) const {
   const auto traits = selector_traits(selection.selector);
   KVBLEND_RETURN_IF_ERROR(traits.status);
-  if (traits.value.timing == ScoreTiming::after_probe || traits.value.needs_stored_scores) {
-    return Status::error(StatusCode::unsupported, "needs attention scores, which llama.cpp does not give out")
+  const bool asks = traits.value.timing == ScoreTiming::after_probe || traits.value.needs_stored_scores;
+  if (asks && !engine_->can_probe().ok()) {
+    const Status why = engine_->can_probe();
+    return Status::error(StatusCode::unsupported, "needs attention, which cannot be read: %s: %s", why.where(),
+                         why.message())
         .at("selector %s", selection.selector.c_str());
   }
   if (selection.schedule == "gradual" && !engine_->runs_ranges()) {
@@ -81,6 +87,7 @@ Status LlamaHost::reserve(std::int32_t rows) {
   auto engine = llama_cpp::Engine::open(model_, options);
   KVBLEND_RETURN_IF_ERROR(engine.status);
   engine_ = std::move(engine.value);
+  if (!engine_->can_probe().ok()) probes_.clear();  // check() says what then cannot be done
   // Another engine's KV of the same file and type differs, and so do rows that were turned.
   identity_.fingerprint += " llama.cpp";
   if (engine_->key_hadamard() > 0) identity_.fingerprint += " hadamard " + std::to_string(engine_->key_hadamard());
@@ -118,11 +125,51 @@ Result<ChunkHandle> LlamaHost::encode(std::span<const TokenId> tokens) {
   const Status status = llama_cpp::with_host(*engine_, blob_, [&](auto&& host) -> Status {
     using Stored = typename std::remove_cvref_t<decltype(host)>::stored_codec;
     auto chunk = llama_cpp::export_chunk<Stored>(*engine_, chunk_identity(tokens));
-    if (chunk.ok()) out = share(std::move(chunk.value));
-    return chunk.status;
+    KVBLEND_RETURN_IF_ERROR(chunk.status);
+    if (!probes_.empty()) {
+      const Probing probing = [this](std::span<const TokenId> probe, ProbeSums& sums) {
+        return this->probe(probe, sums);
+      };
+      KVBLEND_RETURN_IF_ERROR(
+          saliency(probing, model_.layers(), llama_model_n_head(model_.get()), probes_, chunk.value.scores()));
+    }
+    out = share(std::move(chunk.value));
+    return {};
   });
   KVBLEND_RETURN_IF_ERROR(status);
   return out;
+}
+
+Status LlamaHost::probe(std::span<const TokenId> tokens, ProbeSums& out) {
+  const auto rows = static_cast<std::size_t>(engine_->rows());
+  out.mass.assign(rows, 0.0f);
+  out.value_mass.assign(rows, 0.0f);
+  if (rows == 0) return {};
+  KVBLEND_RETURN_IF_ERROR(engine_->probe(tokens));
+  return llama_cpp::with_host(*engine_, blob_, [&](auto&& host) -> Status {
+    using Stored = typename std::remove_cvref_t<decltype(host)>::stored_codec;
+    return llama_cpp::read_held<Stored>(
+        *engine_, [&](std::int32_t layer, std::int32_t first, const auto&, const auto& values) -> Status {
+          const std::span<const float> mass = engine_->attention_mass(layer);
+          for (std::size_t r = 0; r < rows; ++r) {
+            out.mass[r] += mass[r];
+            if (layer == 0 || mass[r] == 0) continue;
+            const std::int64_t held = static_cast<std::int64_t>(r) - first;
+            if (held < 0) {
+              return Status::error(StatusCode::host_error, "gets attention in layer %d, whose window has passed it",
+                                   layer)
+                  .at("row %zu", r);
+            }
+            out.value_mass[r] += mass[r] * row_norm(values, held);
+          }
+          return {};
+        });
+  });
+}
+
+Status LlamaHost::store_scores(std::vector<std::vector<TokenId>> probes) {
+  probes_ = std::move(probes);
+  return {};
 }
 
 Status LlamaHost::blend(const Prompt& prompt, std::span<const ChunkSource> sources, const Selection& selection,
@@ -141,15 +188,11 @@ Status LlamaHost::blend(const Prompt& prompt, std::span<const ChunkSource> sourc
 Status LlamaHost::blend_rows(const Prompt& prompt, std::span<const ChunkSource> sources, const Selection& selection,
                              std::span<const Row> outputs, Run& run) {
   PassReport report;
-  const Status status = with_selector(selection, [&](const auto& selector) -> Status {
-    if constexpr (std::remove_cvref_t<decltype(selector)>::timing == ScoreTiming::after_probe) {
-      return check(selection);
-    } else {
-      return llama_cpp::with_host(*engine_, blob_, [&](auto&& host) {
-        using Stored = typename std::remove_cvref_t<decltype(host)>::stored_codec;
-        return blender_.run<Stored>(host, selector, identity_, prompt, sources, outputs, report);
-      });
-    }
+  const Status status = with_selector(selection, [&](const auto& selector) {
+    return llama_cpp::with_host(*engine_, blob_, [&](auto&& host) {
+      using Stored = typename std::remove_cvref_t<decltype(host)>::stored_codec;
+      return blender_.run<Stored>(host, selector, identity_, prompt, sources, outputs, report);
+    });
   });
   KVBLEND_RETURN_IF_ERROR(status);
   run.load_s = report.fusor.load_s;
@@ -159,7 +202,7 @@ Status LlamaHost::blend_rows(const Prompt& prompt, std::span<const ChunkSource> 
   run.merge_s = report.fusor.merge_s + report.load_cache_s;
   run.rows_recomputed = report.fusor.rows_selected;
   run.rows_computed = report.fusor.rows_computed;
-  run.recompute_s = report.score_pass_s + report.compute_s;
+  run.recompute_s = report.score_pass_s + report.probe_s + report.compute_s;
   return {};
 }
 

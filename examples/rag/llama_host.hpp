@@ -6,6 +6,7 @@
 
 #include <rag/blender.hpp>
 #include <rag/host.hpp>
+#include <rag/saliency.hpp>
 
 #include <eigen_engine/thread_pool.hpp>
 #include <llama_cpp/engine.hpp>
@@ -51,6 +52,12 @@ class LlamaHost final : public Host {
   kvblend::Result<kvblend::ChunkHandle> encode(std::span<const kvblend::TokenId> tokens) override;
   kvblend::Status blend(const kvblend::Prompt& prompt, std::span<const kvblend::ChunkSource> sources,
                         const Selection& selection, Run& run, std::span<float> logits) override;
+  // Before reserve(), which tries it: that it may.
+  // Only reserve() finds out; scores that were asked for are then left out.
+  [[nodiscard]] bool reports_attention() const override { return engine_ == nullptr || engine_->can_probe().ok(); }
+  kvblend::Status probe(std::span<const kvblend::TokenId> tokens, ProbeSums& out) override;
+  kvblend::Status store_scores(std::vector<std::vector<kvblend::TokenId>> probes) override;
+  [[nodiscard]] std::string recipe() const override { return probes_.empty() ? "" : kSaliencyRecipe; }
   [[nodiscard]] LayerFlops layer_flops() const override;
   kvblend::Result<double> layer_time(const kvblend::ChunkHandle& chunk, std::int32_t rows,
                                      std::int32_t context) override;
@@ -70,6 +77,7 @@ class LlamaHost final : public Host {
   eigen_engine::ThreadPool pool_;  // for kvblend's part; llama.cpp has threads of its own
   std::unique_ptr<llama_cpp::Engine> engine_;
   llama_cpp::BlobWriter blob_;  // what blends are placed into
+  std::vector<std::vector<kvblend::TokenId>> probes_;
   std::vector<float> logits_;
   Blender blender_{pool_};
 };
