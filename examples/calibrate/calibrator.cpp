@@ -20,7 +20,7 @@ using namespace kvblend;
 namespace {
 
 // The cheap ones first: a later one becomes the default only where it is better beyond doubt.
-const std::array<const char*, 4> kSelectors = {"first_k", "key_value_deviation", "stored_score",
+const std::array<const char*, 4> kSelectors = {"first_k", "key_value_deviation", "floor(stored_score)",
                                                "attention_value_mass"};
 const std::array<double, 3> kRatios = {0.05, 0.15, 0.30};
 constexpr double kTrialRatio = 0.15;

@@ -46,12 +46,18 @@ int main(int argc, char** argv) {
   app.add_option("--json", json_path, "write the results to this file as well");
   auto* ratio_option =
       app.add_option("--ratio", ratio, "share of the reused tokens to recompute, in [0, 1]; default: the planner's");
-  app.add_option("--selector", options.selector, "what chooses them")
-      ->check(CLI::IsMember(rag::selector_names()))
-      ->capture_default_str();
-  app.add_option("--schedule", options.schedule, "the same share in every layer, or wide to narrow")
-      ->check(CLI::IsMember({"flat", "gradual"}))
-      ->capture_default_str();
+  auto* selector_option = app.add_option("--selector", options.selector, "what chooses them")
+                              ->check(CLI::IsMember(rag::selector_names()))
+                              ->capture_default_str();
+  auto* schedule_option =
+      app.add_option("--schedule", options.schedule, "the same share in every layer, or wide to narrow")
+          ->check(CLI::IsMember({"flat", "gradual"}))
+          ->capture_default_str();
+  app.add_option("--calibration", options.calibration,
+                 "of kvblend-calibrate, for this model and host: sets selector and least ratio, and is planned by")
+      ->excludes(selector_option)
+      ->excludes(ratio_option)
+      ->excludes(schedule_option);
   app.add_option("--store", options.store,
                  "where passages' KV waits: in memory, or in safetensors files loaded by layer")
       ->check(CLI::IsMember({"memory", "file"}))

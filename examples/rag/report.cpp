@@ -69,6 +69,10 @@ void print_table(const Report& report) {
                 one_line(run.answer, 48).c_str());
   }
   print_means(report);
+  for (const Run& run : report.runs) {
+    if (run.mode != "blend" || run.ratio == 0) continue;
+    std::printf("item %d blended by %s at %.1f %%\n", run.item, run.selector.c_str(), 100 * run.ratio);
+  }
 }
 
 Status check_writable(const std::string& path) {

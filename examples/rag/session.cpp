@@ -36,18 +36,51 @@ Result<std::unique_ptr<Session>> Session::open(const Options& options, std::uniq
   if (!tokenizer.ok()) return tokenizer.status;
   const auto traits = selector_traits(options.selector);
   KVBLEND_RETURN_IF_ERROR(traits.status);
-  if (traits.value.needs_stored_scores) {
-    auto probes = saliency_probes(tokenizer.value);
-    KVBLEND_RETURN_IF_ERROR(probes.status);
-    KVBLEND_RETURN_IF_ERROR(host->store_scores(std::move(probes.value)));
-  }
   std::unique_ptr<Session> session(new Session(options, std::move(host), std::move(tokenizer.value)));
+  bool scores = traits.value.needs_stored_scores;
+  if (!options.calibration.empty()) {
+    auto file = read_calibration(options.calibration);
+    KVBLEND_RETURN_IF_ERROR(file.status);
+    const QualityCalibration& quality = file.value.quality;
+    for (const SelectorDefault& usual : quality.defaults) {
+      if (usual.selector < 0) continue;
+      const std::string& name = quality.selectors[static_cast<std::size_t>(usual.selector)].name;
+      const auto its = selector_traits(name);
+      KVBLEND_RETURN_IF_ERROR(its.status);
+      scores = scores || its.value.needs_stored_scores;
+    }
+    session->calibration_ = std::move(file.value);
+  }
+  if (scores) {
+    auto probes = saliency_probes(session->tokenizer_);
+    KVBLEND_RETURN_IF_ERROR(probes.status);
+    KVBLEND_RETURN_IF_ERROR(session->host_->store_scores(std::move(probes.value)));
+  }
   if (options.store == "file") {
     auto tier = FileTier<>::open(options.store_directory);
     if (!tier.ok()) return tier.status;
     session->file_tier_ = std::move(tier.value);
   }
   return session;
+}
+
+Status Session::check_calibration() const {
+  const QualityCalibration& quality = calibration_->quality;
+  if (quality.fingerprint != host_->identity().fingerprint || calibration_->host != host_->name()) {
+    return Status::error(StatusCode::mismatch, "is of %.80s on %.20s, not of this model on %s", quality.model.c_str(),
+                         calibration_->host.c_str(), host_->name())
+        .at("%.60s", options_.calibration.c_str());
+  }
+  for (const SelectorDefault& usual : quality.defaults) {
+    if (usual.selector < 0) continue;
+    const std::string& name = quality.selectors[static_cast<std::size_t>(usual.selector)].name;
+    KVBLEND_RETURN_IF_ERROR(host_->check(selection(name, usual.r_min)));
+  }
+  const auto speed = std::find_if(calibration_->tiers.begin(), calibration_->tiers.end(),
+                                  [&](const TierSpeed& tier) { return tier.name == options_.store; });
+  if (options_.store == "memory" || speed != calibration_->tiers.end()) return {};
+  return Status::error(StatusCode::not_found, "has no speed of a file store; kvblend-calibrate --file-tier measures it")
+      .at("%.60s", options_.calibration.c_str());
 }
 
 Status Session::tokenize(const PromptFile& file, std::vector<TokenizedItem>& items) const {
@@ -73,7 +106,15 @@ Status Session::store(const std::vector<TokenId>& tokens) {
   return options_.store == "file" ? file_tier_.insert(*chunk.value) : memory_tier_.insert(std::move(chunk.value));
 }
 
+// What the planner must know of the engine and the store: from the file, or measured now.
 Status Session::calibrate(const std::vector<TokenizedItem>& items) {
+  if (calibration_) {
+    cost_ = calibration_->quality.cost;
+    for (const TierSpeed& tier : calibration_->tiers) {
+      if (tier.name == options_.store) file_bandwidth_ = tier.bytes_per_s;
+    }
+    return {};
+  }
   const auto shorter = [](const auto& a, const auto& b) { return a.size() < b.size(); };
   const auto& longest = *std::max_element(items.begin(), items.end(),
                                           [&](const auto& a, const auto& b) { return shorter(a.all, b.all); });
@@ -113,8 +154,11 @@ Status Session::run(const PromptFile& file, Report& report) {
     parts += static_cast<int>(item.reusable.size());
   }
   KVBLEND_RETURN_IF_ERROR(host_->reserve(std::max(report.tokens, 64) + options_.answer_tokens));
-  if (!options_.ratio && !host_->can_plan()) options_.ratio = PlannerOptions().r_min;
-  KVBLEND_RETURN_IF_ERROR(host_->check(selection(options_.ratio.value_or(1))));
+  if (calibration_) KVBLEND_RETURN_IF_ERROR(check_calibration());
+  if (!options_.ratio && !calibration_ && !host_->can_plan()) options_.ratio = PlannerOptions().r_min;
+  if (!calibration_) {
+    KVBLEND_RETURN_IF_ERROR(host_->check(selection(options_.selector, options_.ratio.value_or(1))));
+  }
 
   Progress progress(parts + (options_.ratio ? 0 : 1) + static_cast<int>(items.size()) * (4 * options_.repeats + 4));
   for (std::size_t i = 0; i < items.size(); ++i) {
@@ -248,17 +292,17 @@ Status Session::look_up(const TokenizedItem& item, std::size_t cached, Request& 
   return prompt.status;
 }
 
-Status Session::blend_at(double ratio, Request& request, Run& run, std::vector<float>& logits) {
-  run.ratio = ratio;
-  if (ratio > 0) run.selector = options_.selector;
-  return host_->blend(request.prompt, request.sources, selection(ratio), run, logits);
+Status Session::blend_with(const Selection& selection, Request& request, Run& run, std::vector<float>& logits) {
+  run.ratio = selection.ratio;
+  if (selection.ratio > 0) run.selector = selection.selector;
+  return host_->blend(request.prompt, request.sources, selection, run, logits);
 }
 
 Status Session::reuse(const TokenizedItem& item, std::size_t cached, double ratio, Run& run,
                       std::vector<float>& logits) {
   Request request;
   KVBLEND_RETURN_IF_ERROR(look_up(item, cached, request));
-  return blend_at(ratio, request, run, logits);
+  return blend_with(selection(options_.selector, ratio), request, run, logits);
 }
 
 // Asks the planner, and does what it says.
@@ -273,8 +317,17 @@ Status Session::planned(const TokenizedItem& item, Run& run, std::vector<float>&
   std::vector<SegmentPlan> segment_plans(request.segments.size());
   const ModelIdentity& identity = host_->identity();
   std::vector<LayerPlan> layer_plans(static_cast<std::size_t>(identity.layers));
+  std::string selector = options_.selector;
   PlannerOptions planner_options;
-  planner_options.timing = selector_traits(options_.selector).value.timing;
+  planner_options.timing = selector_traits(selector).value.timing;
+  if (calibration_) {
+    const auto situation = situation_of(request.prompt, tiers, held_in);
+    KVBLEND_RETURN_IF_ERROR(situation.status);
+    const QualityCalibration& quality = calibration_->quality;
+    planner_options = quality.planner_options(situation.value);
+    const std::int32_t usual = quality.of(situation.value).selector;
+    if (usual >= 0) selector = quality.selectors[static_cast<std::size_t>(usual)].name;
+  }
   planner_options.staging_layers = kStagingLayers;
   const RecomputePlanner<LinearCostModel> planner(cost_, planner_options);
   const UniformBytes bytes(std::int64_t{2} * identity.kv_heads * head_bytes(identity));
@@ -293,7 +346,7 @@ Status Session::planned(const TokenizedItem& item, Run& run, std::vector<float>&
     case PlanMode::reuse:
     case PlanMode::blend: break;
   }
-  return blend_at(plan.value.ratio, request, run, logits);
+  return blend_with(selection(selector, plan.value.ratio), request, run, logits);
 }
 
 // Greedy, from the logits of the prompt's last row on; ends with the model's end token.

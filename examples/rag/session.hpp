@@ -3,6 +3,7 @@
 // Session: a host, a store and the four ways to answer from passages. This is where kvblend's parts meet.
 #pragma once
 
+#include <rag/calibration_file.hpp>
 #include <rag/host.hpp>
 #include <rag/prompt_file.hpp>
 #include <rag/report.hpp>
@@ -23,6 +24,7 @@ namespace rag {
 
 struct Options {
   std::string model;            // GGUF file
+  std::string calibration;      // of kvblend-calibrate; empty: the engine is measured, and `selector` is taken
   std::optional<double> ratio;  // empty: the planner's
   std::string selector = "key_value_deviation";
   std::string schedule = "flat";  // or gradual
@@ -66,13 +68,16 @@ class Session {
         tokenizer_(std::move(tokenizer)),
         memory_tier_(std::int64_t{8} << 30) {}
 
-  [[nodiscard]] Selection selection(double ratio) const {
+  [[nodiscard]] Selection selection(const std::string& selector, double ratio) const {
     Selection out;
-    out.selector = options_.selector;
+    out.selector = selector;
     out.schedule = options_.schedule;
     out.ratio = ratio;
+    if (calibration_) out.prior = calibration_->quality.prior;
     return out;
   }
+  // Errors: it is another model's or host's, names a selector that this host lacks, or lacks the store's speed.
+  [[nodiscard]] kvblend::Status check_calibration() const;
   kvblend::Status tokenize(const PromptFile& file, std::vector<TokenizedItem>& items) const;
   kvblend::Status store(const std::vector<kvblend::TokenId>& tokens);
   kvblend::Status calibrate(const std::vector<TokenizedItem>& items);
@@ -86,7 +91,7 @@ class Session {
   kvblend::Status reuse(const TokenizedItem& item, std::size_t cached, double ratio, Run& run,
                         std::vector<float>& logits);
   kvblend::Status planned(const TokenizedItem& item, Run& run, std::vector<float>& logits);
-  kvblend::Status blend_at(double ratio, Request& request, Run& run, std::vector<float>& logits);
+  kvblend::Status blend_with(const Selection& selection, Request& request, Run& run, std::vector<float>& logits);
 
   kvblend::Status answer_freely(const std::vector<float>& first, Reference& out);
   kvblend::Status judge(const Reference& reference, const std::vector<float>& first, Run& run);
@@ -96,6 +101,7 @@ class Session {
   eigen_engine::Tokenizer tokenizer_;
   kvblend::MemoryTier<> memory_tier_;
   kvblend::FileTier<> file_tier_;
+  std::optional<CalibrationFile> calibration_;
   kvblend::LinearCostModel cost_;
   double file_bandwidth_ = 0;  // bytes a second, measured
 };
