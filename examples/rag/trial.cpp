@@ -81,21 +81,33 @@ Result<std::unique_ptr<Trial>> Trial::open(Host& host, const eigen_engine::Token
 
 Status Trial::encode() {
   const auto start = std::chrono::steady_clock::now();
-  infos_.reserve(item_.reusable.size());  // segments point into it
+  std::vector<ChunkHandle> chunks;
   for (const auto& part : item_.reusable) {
     auto chunk = host_.encode(part);
     KVBLEND_RETURN_IF_ERROR(chunk.status);
-    infos_.push_back(chunk.value->info());
-    sources_.emplace_back(chunk.value);
-    chunks_.push_back(std::move(chunk.value));
+    chunks.push_back(std::move(chunk.value));
+  }
+  KVBLEND_RETURN_IF_ERROR(hand_over(std::move(chunks)));
+  encode_s_ = seconds_since(start);
+  return {};
+}
+
+Status Trial::hand_over(std::vector<ChunkHandle> chunks) {
+  infos_.clear();
+  sources_.clear();
+  segments_.clear();
+  infos_.reserve(chunks.size());  // segments point into it
+  for (const ChunkHandle& chunk : chunks) {
+    infos_.push_back(chunk->info());
+    sources_.emplace_back(chunk);
     segments_.push_back(cached_segment(infos_.back()));
   }
+  chunks_ = std::move(chunks);
   segments_.push_back(fresh_segment(item_.question));
   sources_.emplace_back();
   auto prompt = Prompt::make(segments_, Position(host_.context() - 1));
   KVBLEND_RETURN_IF_ERROR(prompt.status);
   prompt_ = prompt.value;
-  encode_s_ = seconds_since(start);
   return {};
 }
 

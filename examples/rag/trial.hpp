@@ -54,11 +54,18 @@ struct RequestSignals {
 class Trial {
  public:
   // Encodes the parts, recomputes in full, and answers with up to `answer_tokens` tokens; with 0 of them only add_to()
-  // can be called. All arguments must outlive it.
+  // can be called before recompute(). All arguments must outlive it.
   static kvblend::Result<std::unique_ptr<Trial>> open(Host& host, const eigen_engine::Tokenizer& tokenizer,
                                                       const TokenizedItem& item,
                                                       const std::vector<std::string>& answers,
                                                       std::int32_t answer_tokens);
+
+  // Recomputes in full and answers with up to `answer_tokens` > 0 tokens: what blends are held against from then on. The
+  // host's cache has the prompt's rows afterwards, and the answer's behind them.
+  kvblend::Status recompute(std::int32_t answer_tokens);
+  // What blends reuse, one chunk a part, and others in their place: faulty ones, say.
+  [[nodiscard]] const std::vector<kvblend::ChunkHandle>& chunks() const { return chunks_; }
+  kvblend::Status hand_over(std::vector<kvblend::ChunkHandle> chunks);
 
   // Full reuse, for ratio 0 of anything.
   [[nodiscard]] const Outcome& reuse() const { return reuse_; }
@@ -83,7 +90,6 @@ class Trial {
       : host_(host), tokenizer_(tokenizer), item_(item), answers_(answers) {}
 
   kvblend::Status encode();
-  kvblend::Status recompute(std::int32_t answer_tokens);
   kvblend::Status judge(const std::vector<float>& first, Outcome& out);
   // Greedy, behind the cached rows.
   kvblend::Status decode(std::vector<float> logits, std::int32_t most, std::vector<kvblend::TokenId>& out,

@@ -117,7 +117,9 @@ struct KlEstimate {
 //   placement   At layer 0, KV depends on token and position alone, so what a blend placed there equals a full
 //            prefill's up to storage rounding. One sample beyond `misplaced` means that keys were moved by a wrong
 //            angle, that rows or chunks were mixed up, or that a chunk is stale. KL hardly sees these: a rotation one
-//            position too far, swapped values or a stale chunk move it by less than its own spread (tests/plan).
+//            position too far or a stale chunk moves it by less than its own spread (tests/plan). Only rows that were
+//            placed and not computed show it: a blend by deviation computes layer 0 for all rows, so there it is
+//            measured on a full reuse of the same chunks.
 // Guarantee: independent samples, whose ln KL has a mean <= log_mean and a variance <= log_sd² and is otherwise of any
 // distribution, with placement errors within `misplaced`, leave the base level within `horizon` samples with a
 // probability of at most false_alarm. The bound is a wide one, which pays for what a calibration on few
