@@ -29,11 +29,11 @@ namespace {
 
 const char* const kReference = "key_value_deviation";  // what paired differences are to
 
-// The default of each situation, until a calibration of the model says otherwise.
+// The default of each situation, as chosen on the choosing half, until a calibration of the model says otherwise.
 json default_for(const std::string& selector) {
   if (selector == "attention_value_mass") return to_string(kvblend::Situation::kv_in_memory);
-  if (selector == "stored_score") return to_string(kvblend::Situation::hide_loading);
-  if (selector == kReference) return to_string(kvblend::Situation::no_stored_scores);
+  if (selector == "floor(stored_score)") return to_string(kvblend::Situation::hide_loading);
+  if (selector == "first_k") return to_string(kvblend::Situation::no_stored_scores);
   return nullptr;
 }
 
@@ -69,26 +69,49 @@ double mean(const std::vector<double>& numbers) {
   return numbers.empty() ? 0 : sum / static_cast<double>(numbers.size());
 }
 
-// Of the prompts that both have.
-json paired(const Group& group, const Group& reference) {
-  std::vector<double> a;
-  std::vector<double> b;
-  for (const auto& [id, run] : group) {
-    const auto other = reference.find(id);
-    if (other == reference.end()) continue;
-    a.push_back((*run)["kl"].get<double>());
-    b.push_back((*other->second)["kl"].get<double>());
+// KL of a selector and of the reference, prompt by prompt.
+struct Pairs {
+  std::vector<int> ids;
+  std::vector<double> own;
+  std::vector<double> reference;
+
+  // Of the prompts that both have.
+  Pairs(const Group& group, const Group& other) {
+    for (const auto& [id, run] : group) {
+      const auto found = other.find(id);
+      if (found == other.end()) continue;
+      ids.push_back(id);
+      own.push_back((*run)["kl"].get<double>());
+      reference.push_back((*found->second)["kl"].get<double>());
+    }
   }
-  const auto comparison = kvblend::compare(a, b);
-  if (a.empty() || !comparison.ok()) return nullptr;
-  const kvblend::PairedComparison& c = comparison.value;
-  return {{"difference", c.mean_difference},
-          {"se", c.standard_error},
-          {"wins", c.wins},
-          {"losses", c.losses},
-          {"p", c.p_value},
-          {"n", a.size()}};
-}
+  // Of several models: a prompt is one pair, the sums over those models, as what they make of it is not independent.
+  explicit Pairs(const std::vector<Pairs>& models) {
+    std::map<int, std::pair<double, double>> sums;
+    for (const Pairs& model : models) {
+      for (std::size_t i = 0; i < model.ids.size(); ++i) {
+        sums[model.ids[i]].first += model.own[i];
+        sums[model.ids[i]].second += model.reference[i];
+      }
+    }
+    for (const auto& [id, sum] : sums) {
+      ids.push_back(id);
+      own.push_back(sum.first);
+      reference.push_back(sum.second);
+    }
+  }
+  [[nodiscard]] json compared() const {
+    const auto comparison = kvblend::compare(own, reference);
+    if (own.empty() || !comparison.ok()) return nullptr;
+    const kvblend::PairedComparison& c = comparison.value;
+    return {{"difference", c.mean_difference},
+            {"se", c.standard_error},
+            {"wins", c.wins},
+            {"losses", c.losses},
+            {"p", c.p_value},
+            {"n", own.size()}};
+  }
+};
 
 }  // namespace
 
@@ -200,6 +223,7 @@ Status Results::write() {
 void Results::summarise() {
   json& summary = json_["summary"] = json::array();
   const auto groups = groups_of(json_["items"]);
+  std::map<std::tuple<std::string, std::string, double>, std::vector<Pairs>> together;
   for (const auto& [key, group] : groups) {
     const auto& [model, prompts, selector, ratio] = key;
     const std::vector<double> kls = values(group, "kl");
@@ -233,8 +257,20 @@ void Results::summarise() {
     entry["full_correct"] = asked;                                   // questions that full recompute answers
     entry["correct_of_these"] = correct;
     const auto reference = groups.find(GroupKey(model, prompts, kReference, ratio));
-    entry["to_key_value_deviation"] = reference == groups.end() ? json() : paired(group, reference->second);
+    entry["to_key_value_deviation"] = nullptr;
+    if (reference != groups.end()) {
+      const Pairs pairs(group, reference->second);
+      entry["to_key_value_deviation"] = pairs.compared();
+      if (selector != kReference) together[{prompts, selector, ratio}].push_back(pairs);
+    }
     summary.push_back(std::move(entry));
+  }
+  json& all_models = json_["together"] = json::array();
+  for (const auto& [key, models] : together) {
+    all_models.push_back({{"prompts", std::get<0>(key)},
+                          {"selector", std::get<1>(key)},
+                          {"ratio", std::get<2>(key)},
+                          {"to_key_value_deviation", Pairs(models).compared()}});
   }
   json_["gate"] = gate_study(json_["items"]);
   summarise_groups();
@@ -272,6 +308,19 @@ void Results::summarise_groups() {
   }
   json& out = json_["groups"] = json::array();
   for (auto& [key, entry] : groups) out.push_back(std::move(entry));
+}
+
+void Results::print_together() const {
+  if (!json_.contains("together") || json_["together"].empty()) return;
+  std::printf("\nall models together, a prompt's KL summed over them, paired to %s at the same ratio: wins:losses, p\n",
+              kReference);
+  for (const json& entry : json_["together"]) {
+    const json& pair = entry["to_key_value_deviation"];
+    if (pair.is_null()) continue;
+    std::printf("%-20s %-42s %3.0f %%  %3d:%-3d  p %.2g\n", text_of(entry["prompts"]).c_str(),
+                text_of(entry["selector"]).c_str(), 100 * entry["ratio"].get<double>(), pair["wins"].get<int>(),
+                pair["losses"].get<int>(), pair["p"].get<double>());
+  }
 }
 
 void Results::print_groups() const {
@@ -328,6 +377,7 @@ void Results::print() const {
       }
     }
   }
+  print_together();
   print_groups();
   if (json_.contains("gate")) print_gate_study(json_["gate"]);
 }

@@ -52,6 +52,7 @@ class Results {
 
  private:
   void summarise_groups();
+  void print_together() const;
   void print_groups() const;
   [[nodiscard]] const nlohmann::json* find(const ItemKey& key) const;
 
