@@ -31,7 +31,19 @@ constexpr double kShareRecomputed = 0.05;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
+// Prompts that may be taken.
+std::size_t count_of(const Options& options, const rag::PromptFile& prompts) {
+  const auto most = options.items > 0 ? static_cast<std::size_t>(options.items) : prompts.items.size();
+  return (std::min)(most, prompts.items.size());
+}
+
 }  // namespace
+
+Status Calibrator::check(const Options& options, const rag::PromptFile& prompts) {
+  const std::size_t count = count_of(options, prompts);
+  if (count >= kLeastItems) return {};
+  return Status::error(StatusCode::invalid_argument, "%zu, at least %zu are needed", count, kLeastItems).at("prompts");
+}
 
 double Calibrator::seconds() const { return now() - start_; }
 
@@ -60,6 +72,7 @@ Result<rag::TokenizedItem> Calibrator::tokens(const rag::PromptFile& prompts, st
 }
 
 Result<rag::CalibrationFile> Calibrator::run(const rag::PromptFile& prompts) {
+  KVBLEND_RETURN_IF_ERROR(check(options_, prompts));
   out_ = {};
   out_.host = host_->name();
   out_.quality.model = host_->identity().name;
@@ -149,12 +162,7 @@ Status Calibrator::find_tiers(const ChunkHandle& chunk) {
 
 // Prompts as long as there is time for another: the longest that one took is left.
 Status Calibrator::measure(const rag::PromptFile& prompts) {
-  const auto most = options_.items > 0 ? static_cast<std::size_t>(options_.items) : prompts.items.size();
-  const std::size_t count = (std::min)(most, prompts.items.size());
-  if (count < kLeastItems) {
-    return Status::error(StatusCode::invalid_argument, "%zu, at least %zu are needed", count, kLeastItems)
-        .at("prompts");
-  }
+  const std::size_t count = count_of(options_, prompts);
   double longest = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const double before = seconds();

@@ -35,6 +35,8 @@ class Calibrator {
   // Called with a share of all work and what is being done.
   using Progress = std::function<void(double done, const std::string& what)>;
 
+  // Whether there are prompts enough: known before a model is loaded.
+  static kvblend::Status check(const Options& options, const rag::PromptFile& prompts);
   static kvblend::Result<std::unique_ptr<Calibrator>> open(const Options& options, Progress progress);
   kvblend::Result<rag::CalibrationFile> run(const rag::PromptFile& prompts);
 

@@ -15,7 +15,7 @@
 namespace {
 
 int fail(const kvblend::Status& status) {
-  std::fprintf(stderr, "\nkvblend-calibrate: %s: %s\n", status.where(), status.message());
+  std::fprintf(stderr, "kvblend-calibrate: %s: %s\n", status.where(), status.message());
   return 1;
 }
 
@@ -68,6 +68,9 @@ int main(int argc, char** argv) {
   app.add_option("--tokens", options.tokens, "of a prompt, at most")
       ->check(CLI::Range(64, 1 << 20))
       ->capture_default_str();
+  app.add_option("--answer-tokens", options.answer_tokens, "of full recompute's answer, at most")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
   app.add_option("--host", options.host, "the engine; auto: eigen where it can run the model")
       ->check(CLI::IsMember({"auto", "eigen", "llama.cpp"}))
       ->capture_default_str();
@@ -78,6 +81,8 @@ int main(int argc, char** argv) {
   if (const kvblend::Status status = rag::check_writable(out); !status.ok()) return fail(status);
   const auto file = rag::read_prompt_file(prompts);
   if (!file.ok()) return fail(file.status);
+  if (const kvblend::Status status = calibrate::Calibrator::check(options, file.value); !status.ok())
+    return fail(status);
   const auto start = std::chrono::steady_clock::now();
   const auto progress = [start](double done, const std::string& what) {
     const double spent = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -86,10 +91,13 @@ int main(int argc, char** argv) {
     if (left > 0) std::fprintf(stderr, " about %.0f s left   ", left);
   };
   const auto calibrator = calibrate::Calibrator::open(options, progress);
-  if (!calibrator.ok()) return fail(calibrator.status);
+  if (!calibrator.ok()) {
+    std::fprintf(stderr, "\n");
+    return fail(calibrator.status);
+  }
   const auto calibration = calibrator.value->run(file.value);
-  if (!calibration.ok()) return fail(calibration.status);
   std::fprintf(stderr, "\n");
+  if (!calibration.ok()) return fail(calibration.status);
   print(calibration.value);
   if (const kvblend::Status status = rag::write_calibration(calibration.value, out); !status.ok()) return fail(status);
   const auto again = rag::read_calibration(out);  // what is written can be loaded
