@@ -362,8 +362,7 @@ Json measure_model(const std::string& path, const rag::PromptFile& file, const O
   const auto count = (std::min)(static_cast<std::size_t>(options.items), file.items.size());
   for (std::size_t i = 0; i < count; ++i) {
     std::fprintf(stderr, "%s: prompt %zu of %zu\n", lab.name.c_str(), i + 1, count);
-    auto tokens =
-        rag::tokenize(lab.tokenizer, file.instructions, file.items[i], static_cast<std::size_t>(options.tokens));
+    auto tokens = rag::tokenize(lab.tokenizer, file, file.items[i], static_cast<std::size_t>(options.tokens));
     require(tokens.status, lab.name + ", item " + std::to_string(i + 1));
     measure(lab, Scene(lab, std::move(tokens.value)), sums);
   }

@@ -153,7 +153,7 @@ std::vector<ChunkHandle> with_fault(const std::vector<ChunkHandle>& good, Condit
 
 // Layer 0 of the engine's cache.
 Chunk layer_0(rag::EigenHost& host, const rag::TokenizedItem& item) {
-  auto chunk = Chunk::allocate(host.chunk_identity(item.all));
+  auto chunk = Chunk::allocate(host.chunk_identity(item.all, {}));
   require(chunk.status, "layer 0");
   require(
       import_rows<F32Codec>(chunk.value, 0, host.engine().keys(0), host.engine().values(0), 0, 0, chunk.value.tokens()),
@@ -188,7 +188,7 @@ void measure(rag::EigenHost& host, const eigen_engine::Tokenizer& tokenizer, con
   std::vector<TokenId> text(other.all.begin() + static_cast<std::ptrdiff_t>(other.reusable.front().size()),
                             other.all.end());
   text.resize(static_cast<std::size_t>(good[good.size() / 2]->tokens()));
-  const auto other_text = host.encode(text);
+  const auto other_text = host.encode(text, {});
   require(other_text.status, "another text");
   require(trial.recompute(options.answer_tokens), "full recompute");
   const Chunk exact = layer_0(host, item);
@@ -427,8 +427,8 @@ int main(int argc, char** argv) {
   const auto file = rag::read_prompt_file(std::string(KVBLEND_PROMPTS) + "/musique_choosing.json");
   require(file.status, "prompts");
   const auto tokens_of = [&](std::size_t item) {
-    auto tokens = rag::tokenize(tokenizer.value, file.value.instructions, file.value.items[item],
-                                static_cast<std::size_t>(options.tokens));
+    auto tokens =
+        rag::tokenize(tokenizer.value, file.value, file.value.items[item], static_cast<std::size_t>(options.tokens));
     require(tokens.status, "tokens");
     return std::move(tokens.value);
   };

@@ -32,6 +32,7 @@ struct Options {
   std::vector<double> ratios = {0.05, 0.10, 0.15, 0.20, 0.30, 0.50};
   std::string half = "confirming";
   std::string prompts;
+  std::string context = rag::kUsualContext;
   std::string host = "auto";
   std::string json;
   int items = 0;
@@ -98,14 +99,19 @@ class TimeLeft {
 };
 
 struct Prompts {
-  std::string name;
+  std::string name;     // in the results
+  std::string context;  // what their passages are encoded behind, in a word
   rag::PromptFile file;
 };
 
-Prompts read_prompts(const std::string& path) {
+// Prompts whose passages are encoded otherwise are other prompts in the results, of the same numbers.
+Prompts read_prompts(const std::string& path, const std::string& context) {
   auto file = rag::read_prompt_file(path);
-  require(file.status, "prompts");
-  return {without_ending(name_of(path)), std::move(file.value)};
+  require(file.status, "--prompts");
+  require(rag::set_context(context, file.value), "--context");
+  Prompts out{without_ending(name_of(path)), without_ending(name_of(context)), std::move(file.value)};
+  if (context != rag::kUsualContext) out.name += ", " + out.context;
+  return out;
 }
 
 // A model that is loaded, and what is fixed for all its prompts.
@@ -117,13 +123,13 @@ struct Bench {
 };
 
 rag::TokenizedItem tokens_of(const Bench& bench, const Prompts& prompts, std::size_t item, const Options& options) {
-  auto tokens = rag::tokenize(bench.tokenizer, prompts.file.instructions, prompts.file.items[item],
-                              static_cast<std::size_t>(options.tokens));
+  auto tokens =
+      rag::tokenize(bench.tokenizer, prompts.file, prompts.file.items[item], static_cast<std::size_t>(options.tokens));
   require(tokens.status, prompts.name + ", item " + std::to_string(item + 1));
   return std::move(tokens.value);
 }
 
-Bench open_bench(const std::string& model, const Options& options, bool scores) {
+Bench open_bench(const std::string& model, const Prompts& prompts, const Options& options, bool scores) {
   Bench bench;
   bench.name = name_of(model);
   auto host = rag::open_host(model, options.threads, options.host);
@@ -137,14 +143,17 @@ Bench open_bench(const std::string& model, const Options& options, bool scores) 
     require(probes.status, bench.name);
     require(bench.host->store_scores(std::move(probes.value)), bench.name);
   }
-  require(bench.host->reserve(options.tokens + options.answer_tokens + 8), bench.name);
+  // A part is no longer than a prompt may be.
+  const auto context = static_cast<std::int32_t>(tokens_of(bench, prompts, 0, options).context.size());
+  require(bench.host->reserve(options.tokens + std::max(context, options.answer_tokens + 8)), bench.name);
   return bench;
 }
 
 // From the choosing half, whatever is measured afterwards.
 void find_prior(Bench& bench, const Options& options, Results& results) {
-  if (results.prior(bench.name, bench.prior)) return;
-  const Prompts choosing = read_prompts(std::string(KVBLEND_PROMPTS) + "/musique_choosing.json");
+  const Prompts choosing = read_prompts(std::string(KVBLEND_PROMPTS) + "/musique_choosing.json", options.context);
+  const std::string name = bench.name + ", " + choosing.context;
+  if (results.prior(name, bench.prior)) return;
   rag::PriorSums sums(options.tokens);
   const auto count = std::min<std::size_t>(choosing.file.items.size(), static_cast<std::size_t>(options.prior_items));
   for (std::size_t i = 0; i < count; ++i) {
@@ -158,7 +167,7 @@ void find_prior(Bench& bench, const Options& options, Results& results) {
   const auto prior = sums.prior();
   require(prior.status, bench.name);
   bench.prior = prior.value;
-  results.set_prior(bench.name, prior.value, choosing.name + ", items 1 to " + std::to_string(count));
+  results.set_prior(name, prior.value, choosing.name + ", items 1 to " + std::to_string(count));
   std::fprintf(stderr, "\n");
 }
 
@@ -239,7 +248,7 @@ void measure_model(const std::string& model, const Prompts& prompts, const Optio
     const auto traits = rag::selector_traits(shootout::contestant(name).selector);
     return traits.ok() && traits.value.needs_stored_scores;
   });
-  Bench bench = open_bench(model, options, scores);
+  Bench bench = open_bench(model, prompts, options, scores);
   const std::vector<std::string> selectors = possible(*bench.host, options.selectors);
   std::vector<std::vector<Job>> jobs;
   double weight = 0;
@@ -278,6 +287,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"choosing", "confirming"}))
       ->capture_default_str();
   app.add_option("--prompts", options.prompts, "a prompt file in place of them");
+  app.add_option("--context", options.context, rag::kContextHelp)->capture_default_str();
   app.add_option("--items", options.items, "questions, from the first on; 0: all")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
@@ -299,10 +309,11 @@ int main(int argc, char** argv) {
 
   const std::string path =
       options.prompts.empty() ? std::string(KVBLEND_PROMPTS) + "/musique_" + options.half + ".json" : options.prompts;
-  const Prompts prompts = read_prompts(path);
+  const Prompts prompts = read_prompts(path, options.context);
   std::printf(
-      "prompts: %s, %zu of them; MuSiQue's questions 1 to 37 are the choosing half, 38 to 75 the confirming one\n",
-      prompts.name.c_str(), prompts.file.items.size());
+      "prompts: %s, %zu of them, passages encoded behind: %s; MuSiQue's questions 1 to 37 are the choosing half, 38 to "
+      "75 the confirming one\n",
+      prompts.name.c_str(), prompts.file.items.size(), prompts.context.c_str());
   std::fflush(stdout);
   Results results;
   const nlohmann::json settings = {{"tokens", options.tokens},

@@ -62,22 +62,26 @@ Result<std::unique_ptr<Calibrator>> Calibrator::open(const Options& options, Pro
     KVBLEND_RETURN_IF_ERROR(probes.status);
     KVBLEND_RETURN_IF_ERROR(out->host_->store_scores(std::move(probes.value)));
   }
-  KVBLEND_RETURN_IF_ERROR(out->host_->reserve(options.tokens + options.answer_tokens + 8));
   return out;
 }
 
 Result<rag::TokenizedItem> Calibrator::tokens(const rag::PromptFile& prompts, std::size_t item) const {
-  return rag::tokenize(tokenizer_, prompts.instructions, prompts.items[item],
-                       static_cast<std::size_t>(options_.tokens));
+  return rag::tokenize(tokenizer_, prompts, prompts.items[item], static_cast<std::size_t>(options_.tokens));
 }
 
 Result<rag::CalibrationFile> Calibrator::run(const rag::PromptFile& prompts) {
   KVBLEND_RETURN_IF_ERROR(check(options_, prompts));
+  const auto first = tokens(prompts, 0);
+  KVBLEND_RETURN_IF_ERROR(first.status);
+  // A part is no longer than a prompt may be.
+  const auto context = static_cast<std::int32_t>(first.value.context.size());
+  KVBLEND_RETURN_IF_ERROR(host_->reserve(options_.tokens + (std::max)(context, options_.answer_tokens + 8)));
   out_ = {};
   out_.host = host_->name();
   out_.quality.model = host_->identity().name;
   out_.quality.fingerprint = host_->identity().fingerprint;
   out_.quality.target_kl = options_.target_kl;
+  out_.context = prompts.context;
   KVBLEND_RETURN_IF_ERROR(choose_selectors());
   if (host_->reports_attention()) KVBLEND_RETURN_IF_ERROR(find_prior(prompts));
   KVBLEND_RETURN_IF_ERROR(find_cost(prompts));
@@ -126,7 +130,7 @@ Status Calibrator::find_cost(const rag::PromptFile& prompts) {
   KVBLEND_RETURN_IF_ERROR(item.status);
   const auto& part = *std::max_element(item.value.reusable.begin(), item.value.reusable.end(),
                                        [](const auto& a, const auto& b) { return a.size() < b.size(); });
-  const auto chunk = host_->encode(part);
+  const auto chunk = host_->encode(part, {});
   KVBLEND_RETURN_IF_ERROR(chunk.status);
   KVBLEND_RETURN_IF_ERROR(find_tiers(chunk.value));
   CalibrationOptions options;

@@ -38,6 +38,7 @@ class Calibrator {
   // Whether there are prompts enough: known before a model is loaded.
   static kvblend::Status check(const Options& options, const rag::PromptFile& prompts);
   static kvblend::Result<std::unique_ptr<Calibrator>> open(const Options& options, Progress progress);
+  // Once.
   kvblend::Result<rag::CalibrationFile> run(const rag::PromptFile& prompts);
 
  private:

@@ -50,11 +50,13 @@ void print(const rag::CalibrationFile& file) {
 int main(int argc, char** argv) {
   calibrate::Options options;
   std::string prompts = std::string(KVBLEND_PROMPTS) + "/musique_choosing.json";
+  std::string context = rag::kUsualContext;
   std::string out = "kvblend-calibration.json";
   CLI::App app("Measures what blending costs a model in quality and time.", "kvblend-calibrate");
   app.add_option("--model", options.model, "GGUF file")->required();
   app.add_option("--prompts", prompts, "JSON of instructions, passages and questions, as they will be asked")
       ->capture_default_str();
+  app.add_option("--context", context, rag::kContextHelp)->capture_default_str();
   app.add_option("--out", out, "the calibration")->capture_default_str();
   app.add_option("--target-kl", options.target_kl, "wanted mean KL to full recompute, nats a token")
       ->check(CLI::PositiveNumber)
@@ -79,8 +81,9 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
 
   if (const kvblend::Status status = rag::check_writable(out); !status.ok()) return fail(status);
-  const auto file = rag::read_prompt_file(prompts);
+  auto file = rag::read_prompt_file(prompts);
   if (!file.ok()) return fail(file.status);
+  if (const kvblend::Status status = rag::set_context(context, file.value); !status.ok()) return fail(status);
   if (const kvblend::Status status = calibrate::Calibrator::check(options, file.value); !status.ok())
     return fail(status);
   const auto start = std::chrono::steady_clock::now();

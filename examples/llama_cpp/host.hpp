@@ -115,8 +115,9 @@ class Host {
   std::int32_t scored_ = 0;  // rows of the fresh planes
 };
 
-// The KV of sequence 0 as a chunk. The identity is the caller's: of this model, and of the tokens that were prefilled.
-// Errors: a window that has passed some of the tokens, whose KV llama.cpp gives out no more.
+// The KV of sequence 0 as a chunk, from the identity's first position on. The identity is the caller's: of this model, and
+// of the tokens that were prefilled, the context's and then the chunk's. Errors: a window that has passed some of the
+// chunk's tokens, whose KV llama.cpp gives out no more.
 template <kvblend::Codec Stored>
 kvblend::Result<kvblend::Chunk> export_chunk(const Engine& engine, kvblend::ChunkIdentity identity);
 
@@ -143,18 +144,19 @@ kvblend::Status read_held(const Engine& engine, const Read& read) {
   return {};
 }
 
-// Copies rows [0, count) of what the engine holds into planes of a layer, keys and values.
+// Calls copy(layer, keys, values, at), which returns a Status, for each layer, with planes that hold the rows
+// [first, first + count) of the engine from their row `at` on.
 template <kvblend::Codec Stored, class Copy>
-kvblend::Status read_layers(const Engine& engine, std::int32_t count, const Copy& copy) {
+kvblend::Status read_layers(const Engine& engine, std::int32_t first, std::int32_t count, const Copy& copy) {
   using namespace kvblend;
   return read_held<Stored>(
-      engine, [&](std::int32_t layer, std::int32_t first, const auto& keys, const auto& values) -> Status {
-        if (first != 0 || engine.rows() < count) {
+      engine, [&](std::int32_t layer, std::int32_t held_from, const auto& keys, const auto& values) -> Status {
+        if (held_from > first || engine.rows() < first + count) {
           return Status::error(StatusCode::unsupported, "its window of %d has passed the first of %d tokens",
                                engine.model().window(), count)
               .at("layer %d", layer);
         }
-        return copy(layer, keys, values);
+        return copy(layer, keys, values, first - held_from);
       });
 }
 
@@ -163,9 +165,11 @@ kvblend::Result<kvblend::Chunk> export_chunk(const Engine& engine, kvblend::Chun
   using namespace kvblend;
   Result<Chunk> chunk = Chunk::allocate(std::move(identity));
   KVBLEND_RETURN_IF_ERROR(chunk.status);
-  KVBLEND_RETURN_IF_ERROR(
-      read_layers<Stored>(engine, engine.rows(), [&](std::int32_t layer, const auto& keys, const auto& values) {
-        return import_rows<Stored>(chunk.value, layer, keys, values, 0, 0, engine.rows());
+  const std::int32_t first = chunk.value.identity().first_position.value;
+  const std::int32_t count = engine.rows() - first;
+  KVBLEND_RETURN_IF_ERROR(read_layers<Stored>(
+      engine, first, count, [&](std::int32_t layer, const auto& keys, const auto& values, std::int32_t at) {
+        return import_rows<Stored>(chunk.value, layer, keys, values, at, 0, count);
       }));
   return chunk;
 }
@@ -212,12 +216,13 @@ kvblend::Status Host<Stored, Fresh>::begin(const kvblend::Prompt& prompt) {
 template <kvblend::Codec Stored, kvblend::Codec Fresh>
 kvblend::Status Host<Stored, Fresh>::keep_resident() {
   if (resident_ == 0) return {};
-  return read_layers<Stored>(engine_, resident_,
-                             [this](std::int32_t layer, const auto& keys, const auto& values) -> kvblend::Status {
-                               kvblend::copy_rows(keys, 0, this->keys(layer), 0, resident_);
-                               kvblend::copy_rows(values, 0, this->values(layer), 0, resident_);
-                               return {};
-                             });
+  return read_layers<Stored>(
+      engine_, 0, resident_,
+      [this](std::int32_t layer, const auto& keys, const auto& values, std::int32_t at) -> kvblend::Status {
+        kvblend::copy_rows(keys, at, this->keys(layer), 0, resident_);
+        kvblend::copy_rows(values, at, this->values(layer), 0, resident_);
+        return {};
+      });
 }
 
 // Exact rows are run as well: the engine does not hold them yet.

@@ -21,7 +21,7 @@ using nlohmann::json;
 
 namespace {
 
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 const std::array<const char*, kSituations> kSituationKeys = {"kv_in_memory", "hide_loading", "no_stored_scores"};
 const std::array<const char*, 3> kTimings = {"before_load", "during_pass", "after_probe"};
 
@@ -89,6 +89,7 @@ CalibrationFile calibration_of(const json& in) {
   CalibrationFile out;
   out.host = in.at("host").get<std::string>();
   out.prompts = in.at("prompts").get<std::string>();
+  if (const json& context = in.at("context"); !context.is_null()) out.context = context.get<std::vector<std::string>>();
   QualityCalibration& q = out.quality;
   q.model = in.at("model").get<std::string>();
   q.fingerprint = in.at("fingerprint").get<std::string>();
@@ -135,6 +136,7 @@ Status write_calibration(const CalibrationFile& calibration, const std::string& 
                     {"fingerprint", q.fingerprint},
                     {"host", calibration.host},
                     {"prompts", calibration.prompts},
+                    {"context", calibration.context ? json(*calibration.context) : json(nullptr)},
                     {"target_kl", q.target_kl},
                     {"blend", q.blending_allowed()},
                     {"defaults", std::move(defaults)},

@@ -7,6 +7,7 @@
 #include <kvblend/core/status.hpp>
 #include <kvblend/plan/quality.hpp>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,8 +21,9 @@ struct TierSpeed {
 struct CalibrationFile {
   kvblend::QualityCalibration quality;
   std::vector<TierSpeed> tiers;
-  std::string host;     // the engine that was measured
-  std::string prompts;  // and with what
+  std::string host;                                 // the engine that was measured
+  std::string prompts;                              // and with what
+  std::optional<std::vector<std::string>> context;  // PromptFile's: it holds for chunks encoded so
 };
 
 // Errors name the file.

@@ -43,14 +43,21 @@ Status EigenHost::prefill(std::span<const TokenId> tokens, Wanted wanted) {
   return engine_->prefill(tokens, eigen_engine::Wanted::all);
 }
 
-Result<ChunkHandle> EigenHost::encode(std::span<const TokenId> tokens) {
-  engine_->clear();
+Result<ChunkHandle> EigenHost::encode(std::span<const TokenId> tokens, std::span<const TokenId> context) {
+  const auto first = static_cast<std::int32_t>(context.size());
+  const std::span<const TokenId> held = engine_->tokens();
+  if (!blended_ && held.size() >= context.size() && std::equal(context.begin(), context.end(), held.begin())) {
+    KVBLEND_RETURN_IF_ERROR(engine_->truncate(first));
+  } else {
+    clear();
+    KVBLEND_RETURN_IF_ERROR(engine_->prefill(context, eigen_engine::Wanted::none));
+  }
   KVBLEND_RETURN_IF_ERROR(engine_->prefill(tokens, eigen_engine::Wanted::none));
-  auto chunk = Chunk::allocate(chunk_identity(tokens));
+  auto chunk = Chunk::allocate(chunk_identity(tokens, context));
   KVBLEND_RETURN_IF_ERROR(chunk.status);
   for (std::int32_t layer = 0; layer < identity_.layers; ++layer) {
-    KVBLEND_RETURN_IF_ERROR(
-        import_rows<F32Codec>(chunk.value, layer, engine_->keys(layer), engine_->values(layer), 0, 0, engine_->rows()));
+    KVBLEND_RETURN_IF_ERROR(import_rows<F32Codec>(chunk.value, layer, engine_->keys(layer), engine_->values(layer),
+                                                  first, 0, chunk.value.tokens()));
   }
   if (!probes_.empty()) KVBLEND_RETURN_IF_ERROR(saliency(*engine_, probes_, chunk.value.scores()));
   return share(std::move(chunk.value));
@@ -71,6 +78,7 @@ LayerFlops EigenHost::layer_flops() const {
 
 Status EigenHost::blend(const Prompt& prompt, std::span<const ChunkSource> sources, const Selection& selection,
                         Run& run, std::span<float> logits) {
+  blended_ = true;
   const std::array<Row, 1> outputs = {Row(prompt.rows() - 1)};
   BlendReport report;
   KVBLEND_RETURN_IF_ERROR(with_selector(selection, [&](const auto& selector) {
@@ -89,6 +97,7 @@ Status EigenHost::blend(const Prompt& prompt, std::span<const ChunkSource> sourc
 }
 
 Result<double> EigenHost::layer_time(const ChunkHandle& chunk, std::int32_t rows, std::int32_t context) {
+  blended_ = true;
   return LayerTime{*engine_, pool_, chunk}(rows, context);
 }
 

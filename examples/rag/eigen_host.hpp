@@ -27,12 +27,16 @@ class EigenHost final : public Host {
   [[nodiscard]] eigen_engine::Engine& engine() { return *engine_; }  // reserve() makes it
 
   kvblend::Status reserve(std::int32_t rows) override;
-  void clear() override { engine_->clear(); }
+  void clear() override {
+    engine_->clear();
+    blended_ = false;
+  }
   kvblend::Status truncate(std::int32_t rows) override { return engine_->truncate(rows); }
   kvblend::Status prefill(std::span<const kvblend::TokenId> tokens, Wanted wanted) override;
   kvblend::Status logits(std::span<float> out) override { return engine_->logits(out); }
 
-  kvblend::Result<kvblend::ChunkHandle> encode(std::span<const kvblend::TokenId> tokens) override;
+  kvblend::Result<kvblend::ChunkHandle> encode(std::span<const kvblend::TokenId> tokens,
+                                               std::span<const kvblend::TokenId> context) override;
   kvblend::Status blend(const kvblend::Prompt& prompt, std::span<const kvblend::ChunkSource> sources,
                         const Selection& selection, Run& run, std::span<float> logits) override;
   [[nodiscard]] bool reports_attention() const override { return true; }
@@ -51,6 +55,7 @@ class EigenHost final : public Host {
   kvblend::ModelIdentity identity_;
   eigen_engine::ThreadPool pool_;
   std::unique_ptr<eigen_engine::Engine> engine_;
+  bool blended_ = false;  // the cache is not what a prefill leaves
   std::vector<std::vector<kvblend::TokenId>> probes_;
   Blender blender_{pool_};
 };

@@ -17,11 +17,13 @@ Status Host::store_scores(std::vector<std::vector<TokenId>>) {
   return Status::error(StatusCode::unsupported, "%s does not report attention", name()).at("stored scores");
 }
 
-ChunkIdentity Host::chunk_identity(std::span<const TokenId> tokens) const {
+ChunkIdentity Host::chunk_identity(std::span<const TokenId> tokens, std::span<const TokenId> context) const {
   ChunkIdentity out;
   out.model = identity();
   for (std::int32_t layer = 0; layer < out.model.layers; ++layer) out.add_layer_rope(rope(layer));
   out.tokens.assign(tokens.begin(), tokens.end());
+  out.context.assign(context.begin(), context.end());
+  out.first_position = Position(static_cast<std::int32_t>(context.size()));
   out.recipe = recipe();
   return out;
 }

@@ -64,7 +64,8 @@ class Host {
   [[nodiscard]] virtual std::int32_t context() const = 0;  // positions the model has
   [[nodiscard]] virtual const kvblend::RopeSpec& rope(std::int32_t layer) const = 0;
 
-  // Makes room for that many rows, in an empty cache. Called once, before all that follows.
+  // Makes room for that many rows, of a prompt with its answer, or of a chunk with its context. Called once, before all
+  // that follows.
   virtual kvblend::Status reserve(std::int32_t rows) = 0;
   // A line about the way blends take on this host, for the report; may be empty.
   [[nodiscard]] virtual std::string note() const { return {}; }
@@ -80,8 +81,10 @@ class Host {
   // Of the last prefill: [rows wanted, vocabulary()].
   virtual kvblend::Status logits(std::span<float> out) = 0;
 
-  // The tokens prefilled alone, from position 0 on.
-  virtual kvblend::Result<kvblend::ChunkHandle> encode(std::span<const kvblend::TokenId> tokens) = 0;
+  // The tokens prefilled behind `context`, whose own KV is not kept; without one, alone from position 0 on. Many chunks
+  // in a row behind the same context cost its prefill once.
+  virtual kvblend::Result<kvblend::ChunkHandle> encode(std::span<const kvblend::TokenId> tokens,
+                                                       std::span<const kvblend::TokenId> context) = 0;
   // Fills the cache, which is empty, with the prompt; `sources` has one entry a segment. Sets the run's times but for
   // ttft_s, rows_recomputed, and the logits of the prompt's last row.
   virtual kvblend::Status blend(const kvblend::Prompt& prompt, std::span<const kvblend::ChunkSource> sources,
@@ -102,8 +105,9 @@ class Host {
   [[nodiscard]] virtual std::string recipe() const { return {}; }
   [[nodiscard]] virtual LayerFlops layer_flops() const = 0;
 
-  // What a chunk of these tokens is stored under.
-  [[nodiscard]] kvblend::ChunkIdentity chunk_identity(std::span<const kvblend::TokenId> tokens) const;
+  // What a chunk of these tokens, encoded so, is stored under.
+  [[nodiscard]] kvblend::ChunkIdentity chunk_identity(std::span<const kvblend::TokenId> tokens,
+                                                      std::span<const kvblend::TokenId> context) const;
 };
 
 // Name and fingerprint of a model file; the rest is the host's to fill in.

@@ -118,13 +118,19 @@ Status LlamaHost::logits(std::span<float> out) {
   return {};
 }
 
-Result<ChunkHandle> LlamaHost::encode(std::span<const TokenId> tokens) {
-  engine_->clear();
+Result<ChunkHandle> LlamaHost::encode(std::span<const TokenId> tokens, std::span<const TokenId> context) {
+  if (!context.empty() && std::ranges::equal(context, context_)) {
+    KVBLEND_RETURN_IF_ERROR(engine_->truncate(static_cast<std::int32_t>(context.size())));
+  } else {
+    clear();
+    KVBLEND_RETURN_IF_ERROR(engine_->prefill(context, llama_cpp::Wanted::none));
+    context_.assign(context.begin(), context.end());
+  }
   KVBLEND_RETURN_IF_ERROR(engine_->prefill(tokens, llama_cpp::Wanted::none));
   ChunkHandle out;
   const Status status = llama_cpp::with_host(*engine_, blob_, [&](auto&& host) -> Status {
     using Stored = typename std::remove_cvref_t<decltype(host)>::stored_codec;
-    auto chunk = llama_cpp::export_chunk<Stored>(*engine_, chunk_identity(tokens));
+    auto chunk = llama_cpp::export_chunk<Stored>(*engine_, chunk_identity(tokens, context));
     KVBLEND_RETURN_IF_ERROR(chunk.status);
     if (!probes_.empty()) {
       const Probing probing = [this](std::span<const TokenId> probe, ProbeSums& sums) {
@@ -174,6 +180,7 @@ Status LlamaHost::store_scores(std::vector<std::vector<TokenId>> probes) {
 
 Status LlamaHost::blend(const Prompt& prompt, std::span<const ChunkSource> sources, const Selection& selection,
                         Run& run, std::span<float> logits) {
+  context_.clear();
   if (prompt.reused_rows() == 0 && prompt.exact_end().value < prompt.rows()) {
     KVBLEND_RETURN_IF_ERROR(prefill_behind_prefix(prompt, sources, run));
   } else {
@@ -233,6 +240,7 @@ LayerFlops LlamaHost::layer_flops() const {
 }
 
 Result<double> LlamaHost::layer_time(const ChunkHandle& chunk, std::int32_t rows, std::int32_t context) {
+  context_.clear();
   // One new token first, so that the chunk behind it is no exact prefix.
   const ChunkInfo info = chunk->info();
   std::vector<Segment> segments = {fresh_segment(info.tokens.first(1))};

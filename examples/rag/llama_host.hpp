@@ -44,12 +44,19 @@ class LlamaHost final : public Host {
   [[nodiscard]] bool can_plan() const override { return engine_->route() == llama_cpp::Route::in_place; }
 
   kvblend::Status reserve(std::int32_t rows) override;
-  void clear() override { engine_->clear(); }
-  kvblend::Status truncate(std::int32_t rows) override { return engine_->truncate(rows); }
+  void clear() override {
+    engine_->clear();
+    context_.clear();
+  }
+  kvblend::Status truncate(std::int32_t rows) override {
+    if (static_cast<std::size_t>(rows) < context_.size()) context_.clear();
+    return engine_->truncate(rows);
+  }
   kvblend::Status prefill(std::span<const kvblend::TokenId> tokens, Wanted wanted) override;
   kvblend::Status logits(std::span<float> out) override;
 
-  kvblend::Result<kvblend::ChunkHandle> encode(std::span<const kvblend::TokenId> tokens) override;
+  kvblend::Result<kvblend::ChunkHandle> encode(std::span<const kvblend::TokenId> tokens,
+                                               std::span<const kvblend::TokenId> context) override;
   kvblend::Status blend(const kvblend::Prompt& prompt, std::span<const kvblend::ChunkSource> sources,
                         const Selection& selection, Run& run, std::span<float> logits) override;
   // Before reserve(), which tries it: that it may.
@@ -76,7 +83,8 @@ class LlamaHost final : public Host {
   LlamaOptions options_;
   eigen_engine::ThreadPool pool_;  // for kvblend's part; llama.cpp has threads of its own
   std::unique_ptr<llama_cpp::Engine> engine_;
-  llama_cpp::BlobWriter blob_;  // what blends are placed into
+  llama_cpp::BlobWriter blob_;             // what blends are placed into
+  std::vector<kvblend::TokenId> context_;  // of the chunk encoded last, if the cache still begins with it
   std::vector<std::vector<kvblend::TokenId>> probes_;
   std::vector<float> logits_;
   Blender blender_{pool_};

@@ -34,6 +34,7 @@ int main(int argc, char** argv) {
   rag::Options options;
   std::string prompt_path = KVBLEND_DEFAULT_PROMPT;
   std::string json_path;
+  std::string context = rag::kUsualContext;
   double ratio = -1;
   std::string host_name = "eigen";
   std::string cache_type = "f16";
@@ -43,6 +44,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"eigen", "llama.cpp"}))
       ->capture_default_str();
   app.add_option("--prompt", prompt_path, "JSON of instructions, passages and questions")->capture_default_str();
+  auto* context_option = app.add_option("--context", context, rag::kContextHelp)->capture_default_str();
   app.add_option("--json", json_path, "write the results to this file as well");
   auto* ratio_option =
       app.add_option("--ratio", ratio, "share of the reused tokens to recompute, in [0, 1]; default: the planner's");
@@ -57,7 +59,8 @@ int main(int argc, char** argv) {
                  "of kvblend-calibrate, for this model and host: sets selector and least ratio, and is planned by")
       ->excludes(selector_option)
       ->excludes(ratio_option)
-      ->excludes(schedule_option);
+      ->excludes(schedule_option)
+      ->excludes(context_option);
   app.add_option("--store", options.store,
                  "where passages' KV waits: in memory, or in safetensors files loaded by layer")
       ->check(CLI::IsMember({"memory", "file"}))
@@ -99,8 +102,9 @@ int main(int argc, char** argv) {
   if (!json_path.empty()) {
     if (const kvblend::Status status = rag::check_writable(json_path); !status.ok()) return fail(status);
   }
-  const auto file = rag::read_prompt_file(prompt_path);
+  auto file = rag::read_prompt_file(prompt_path);
   if (!file.ok()) return fail(file.status);
+  if (const kvblend::Status status = rag::set_context(context, file.value); !status.ok()) return fail(status);
   auto host =
       host_name == "eigen"
           ? rag::EigenHost::open(options.model, options.threads)

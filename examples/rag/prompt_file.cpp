@@ -65,19 +65,42 @@ Status read(const nlohmann::json& json, PromptFile& file) {
 
 }  // namespace
 
-Result<PromptFile> read_prompt_file(const std::string& path) {
+namespace {
+
+// `name` of the file in errors.
+template <class Read>
+Status read_json(const std::string& path, const char* name, const Read& read_in) {
   std::ifstream stream(path, std::ios::binary);
   stream.peek();  // a directory opens, but cannot be read
   if (!stream) {
-    return Status::error(StatusCode::io_error, "cannot read the prompt file %.150s", path.c_str()).at("prompt");
+    return Status::error(StatusCode::io_error, "cannot read the %s file %.150s", name, path.c_str()).at("%s", name);
   }
+  const Status status = read_in(nlohmann::json::parse(stream, nullptr, false));
+  if (status.ok()) return {};
+  return Status::error(status.code(), "%s: %s, in %.100s", status.where(), status.message(), path.c_str())
+      .at("%s", name);
+}
+
+}  // namespace
+
+Result<PromptFile> read_prompt_file(const std::string& path) {
   PromptFile file;
-  const Status status = read(nlohmann::json::parse(stream, nullptr, false), file);
-  if (!status.ok()) {
-    return Status::error(status.code(), "%s: %s, in %.100s", status.where(), status.message(), path.c_str())
-        .at("prompt");
-  }
+  KVBLEND_RETURN_IF_ERROR(read_json(path, "prompt", [&](const nlohmann::json& json) { return read(json, file); }));
   return file;
+}
+
+Status set_context(const std::string& how, PromptFile& file) {
+  file.context.reset();
+  if (how == "alone") return {};
+  std::vector<std::string> passages;
+  if (how != "instructions") {
+    KVBLEND_RETURN_IF_ERROR(read_json(how, "context", [&](const nlohmann::json& json) {
+      if (!json.is_object()) return wrong("context file", "is not a JSON object");
+      return read_texts(json, "passages", "", passages);
+    }));
+  }
+  file.context = std::move(passages);
+  return {};
 }
 
 }  // namespace rag

@@ -5,6 +5,7 @@
 
 #include <kvblend/core/status.hpp>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,10 +21,20 @@ struct Item {
 struct PromptFile {
   std::string instructions;
   std::vector<Item> items;
+  // Passages to encode others behind, after the instructions; none: passages are encoded alone.
+  std::optional<std::vector<std::string>> context;
 };
 
 // {"instructions": text, "items": [{"question": text, "passages": [text, …], "answers": [text, …], "group": text}, …]};
 // "answers" and "group" may be missing. Errors name the file, and the key that is missing or of another type.
 kvblend::Result<PromptFile> read_prompt_file(const std::string& path);
+
+// Sets the context as a command line says it: "alone", "instructions" for these without passages, or a file,
+// {"passages": [text, …]}, of passages like those that will be stored.
+kvblend::Status set_context(const std::string& how, PromptFile& file);
+inline constexpr const char* kContextHelp =
+    "what passages are encoded behind: 'alone' is nothing, 'instructions' only these, and a file of passages these and "
+    "the passages";
+inline constexpr const char* kUsualContext = KVBLEND_USUAL_CONTEXT;  // neutral passages that serve any prompt
 
 }  // namespace rag

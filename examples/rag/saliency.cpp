@@ -84,13 +84,14 @@ Status saliency(const Probing& probing, std::int32_t layers, std::int32_t heads,
   ProbeSums sums;
   for (const std::vector<TokenId>& probe : probes) {
     KVBLEND_RETURN_IF_ERROR(probing(probe, sums));
-    if (sums.value_mass.size() != out.size()) {
+    if (sums.value_mass.size() < out.size()) {
       return Status::error(StatusCode::mismatch, "%zu for %zu rows", out.size(), sums.value_mass.size()).at("scores");
     }
     const double terms =
         static_cast<double>(probes.size()) * static_cast<double>(probe.size()) * heads * (std::max)(layers - 1, 1);
+    const std::size_t before = sums.value_mass.size() - out.size();
     for (std::size_t i = 0; i < out.size(); ++i) {
-      out[i] += static_cast<float>(static_cast<double>(sums.value_mass[i]) / terms);
+      out[i] += static_cast<float>(static_cast<double>(sums.value_mass[before + i]) / terms);
     }
   }
   return {};

@@ -33,10 +33,10 @@ kvblend::Status run_probe(eigen_engine::Engine& engine, std::span<const kvblend:
 // Runs a probe behind the cached rows, as Host::probe does.
 using Probing = std::function<kvblend::Status(std::span<const kvblend::TokenId>, ProbeSums&)>;
 
-// Of an engine's cached rows, which are a chunk encoded alone: s_j = mean over probes, layers behind the first, heads
-// and probe rows of a·‖v_j‖, where a is the softmax weight that the probe row pays to row j and ‖v_j‖ is over all
-// heads. Each probe runs directly behind the chunk, and alone. `out` has one float a row. `layers` and `heads`,
-// those of the queries, are the model's.
+// Of the last of an engine's cached rows, which are a chunk behind its context: s_j = mean over probes, layers behind the
+// first, heads and probe rows of a·‖v_j‖, where a is the softmax weight that the probe row pays to row j and ‖v_j‖ is
+// over all heads. Each probe runs directly behind the chunk, and alone. `out` has one float for each of the chunk's rows.
+// `layers` and `heads`, those of the queries, are the model's.
 kvblend::Status saliency(const Probing& probing, std::int32_t layers, std::int32_t heads,
                          std::span<const std::vector<kvblend::TokenId>> probes, std::span<float> out);
 kvblend::Status saliency(eigen_engine::Engine& engine, std::span<const std::vector<kvblend::TokenId>> probes,

@@ -85,7 +85,7 @@ Status Session::check_calibration() const {
 
 Status Session::tokenize(const PromptFile& file, std::vector<TokenizedItem>& items) const {
   for (const Item& item : file.items) {
-    auto tokenized = rag::tokenize(tokenizer_, file.instructions, item);
+    auto tokenized = rag::tokenize(tokenizer_, file, item);
     KVBLEND_RETURN_IF_ERROR(tokenized.status);
     TokenizedItem& out = tokenized.value;
     const auto needed = static_cast<std::int64_t>(out.all.size()) + options_.answer_tokens;
@@ -99,9 +99,9 @@ Status Session::tokenize(const PromptFile& file, std::vector<TokenizedItem>& ite
   return {};
 }
 
-// Prefills a part alone and keeps its KV.
-Status Session::store(const std::vector<TokenId>& tokens) {
-  auto chunk = host_->encode(tokens);
+// Prefills a part behind its context and keeps its KV.
+Status Session::store(const TokenizedItem& item, std::size_t part) {
+  auto chunk = host_->encode(item.reusable[part], item.context_of(part));
   KVBLEND_RETURN_IF_ERROR(chunk.status);
   return options_.store == "file" ? file_tier_.insert(*chunk.value) : memory_tier_.insert(std::move(chunk.value));
 }
@@ -118,10 +118,11 @@ Status Session::calibrate(const std::vector<TokenizedItem>& items) {
   const auto shorter = [](const auto& a, const auto& b) { return a.size() < b.size(); };
   const auto& longest = *std::max_element(items.begin(), items.end(),
                                           [&](const auto& a, const auto& b) { return shorter(a.all, b.all); });
-  const auto& part = *std::max_element(longest.reusable.begin(), longest.reusable.end(), shorter);
+  const auto part = static_cast<std::size_t>(
+      std::max_element(longest.reusable.begin(), longest.reusable.end(), shorter) - longest.reusable.begin());
   CalibrationOptions options;
   options.max_context = std::max(static_cast<std::int32_t>(longest.all.size()), 64);
-  const Result<ChunkHandle> chunk = host_->encode(part);
+  const Result<ChunkHandle> chunk = host_->encode(longest.reusable[part], longest.context_of(part));
   KVBLEND_RETURN_IF_ERROR(chunk.status);
   const auto layer_time = [&](std::int32_t rows, std::int32_t context) {
     return host_->layer_time(chunk.value, rows, context);
@@ -131,7 +132,7 @@ Status Session::calibrate(const std::vector<TokenizedItem>& items) {
   cost_ = fit.value.model;
 
   if (options_.store == "file") {
-    auto reader = file_tier_.find(host_->chunk_identity(part));
+    auto reader = file_tier_.find(chunk.value->identity());
     KVBLEND_RETURN_IF_ERROR(reader.status);
     std::vector<std::byte> layer(static_cast<std::size_t>(layer_bytes(reader.value.identity())));
     const auto start = std::chrono::steady_clock::now();
@@ -142,18 +143,21 @@ Status Session::calibrate(const std::vector<TokenizedItem>& items) {
   return {};
 }
 
-Status Session::run(const PromptFile& file, Report& report) {
+Status Session::run(PromptFile file, Report& report) {
+  if (calibration_) file.context = calibration_->context;
   std::vector<TokenizedItem> items;
   KVBLEND_RETURN_IF_ERROR(tokenize(file, items));
   report.model = host_->identity().name;
   report.host = host_->name();
   report.threads = options_.threads;
   int parts = 0;
+  std::int32_t rows = 64;
   for (const TokenizedItem& item : items) {
+    rows = std::max({rows, static_cast<std::int32_t>(item.all.size()) + options_.answer_tokens, item.rows_to_encode()});
     report.tokens = std::max(report.tokens, static_cast<std::int32_t>(item.all.size()));
     parts += static_cast<int>(item.reusable.size());
   }
-  KVBLEND_RETURN_IF_ERROR(host_->reserve(std::max(report.tokens, 64) + options_.answer_tokens));
+  KVBLEND_RETURN_IF_ERROR(host_->reserve(rows));
   if (calibration_) KVBLEND_RETURN_IF_ERROR(check_calibration());
   if (!options_.ratio && !calibration_ && !host_->can_plan()) options_.ratio = PlannerOptions().r_min;
   if (!calibration_) {
@@ -164,7 +168,7 @@ Status Session::run(const PromptFile& file, Report& report) {
   for (std::size_t i = 0; i < items.size(); ++i) {
     for (std::size_t part = 0; part < items[i].reusable.size(); ++part) {
       progress.step("item " + std::to_string(i + 1) + ": storing part " + std::to_string(part + 1));
-      KVBLEND_RETURN_IF_ERROR(store(items[i].reusable[part]));
+      KVBLEND_RETURN_IF_ERROR(store(items[i], part));
     }
   }
   if (!options_.ratio) {
@@ -268,7 +272,7 @@ Status Session::look_up(const TokenizedItem& item, std::size_t cached, Request& 
       request.sources.emplace_back();
       continue;
     }
-    const ChunkIdentity identity = host_->chunk_identity(item.reusable[i]);
+    const ChunkIdentity identity = host_->chunk_identity(item.reusable[i], item.context_of(i));
     if (options_.store == "file") {
       auto reader = file_tier_.find(identity);
       if (!reader.ok()) return reader.status;

@@ -24,7 +24,8 @@ namespace rag {
 
 struct Options {
   std::string model;            // GGUF file
-  std::string calibration;      // of kvblend-calibrate; empty: the engine is measured, and `selector` is taken
+  std::string calibration;      // of kvblend-calibrate; empty: the engine is measured, and `selector` is taken. What
+                                // passages are encoded behind is the calibration's, or else the prompt file's
   std::optional<double> ratio;  // empty: the planner's
   std::string selector = "key_value_deviation";
   std::string schedule = "flat";  // or gradual
@@ -45,7 +46,7 @@ class Session {
   static kvblend::Result<std::unique_ptr<Session>> open(const Options& options, std::unique_ptr<Host> host);
 
   // Answers every item in every mode.
-  kvblend::Status run(const PromptFile& file, Report& report);
+  kvblend::Status run(PromptFile file, Report& report);
 
  private:
   // Logits at each token of the full-recompute answer, and that answer.
@@ -79,7 +80,7 @@ class Session {
   // Errors: it is another model's or host's, names a selector that this host lacks, or lacks the store's speed.
   [[nodiscard]] kvblend::Status check_calibration() const;
   kvblend::Status tokenize(const PromptFile& file, std::vector<TokenizedItem>& items) const;
-  kvblend::Status store(const std::vector<kvblend::TokenId>& tokens);
+  kvblend::Status store(const TokenizedItem& item, std::size_t part);
   kvblend::Status calibrate(const std::vector<TokenizedItem>& items);
 
   kvblend::Status run_item(const TokenizedItem& item, Progress& progress, const std::string& label, Report& report);

@@ -40,13 +40,21 @@ void leave_out(const Item& item, std::size_t most_tokens, TokenizedItem& out) {
 
 }  // namespace
 
-Result<TokenizedItem> tokenize(const eigen_engine::Tokenizer& tokenizer, const std::string& instructions,
-                               const Item& item, std::size_t most_tokens) {
+std::int32_t TokenizedItem::rows_to_encode() const {
+  std::size_t most = 0;
+  for (std::size_t part = 0; part < reusable.size(); ++part) {
+    most = std::max(most, context_of(part).size() + reusable[part].size());
+  }
+  return static_cast<std::int32_t>(most);
+}
+
+Result<TokenizedItem> tokenize(const eigen_engine::Tokenizer& tokenizer, const PromptFile& prompts, const Item& item,
+                               std::size_t most_tokens) {
   // The chat template around the parts, cut at markers that no template touches.
   const std::string marker = "\x1fpassages\x1f";
-  std::string before = instructions + "\n\n";
+  std::string before = prompts.instructions + "\n\n";
   std::string behind = "\nAnswer:";
-  const std::array<eigen_engine::ChatMessage, 2> messages = {{{"system", instructions}, {"user", marker}}};
+  const std::array<eigen_engine::ChatMessage, 2> messages = {{{"system", prompts.instructions}, {"user", marker}}};
   if (const auto text = tokenizer.chat(messages, true); text.ok()) {
     const std::size_t at = text.value.rfind(marker);
     if (at != std::string::npos) {
@@ -58,11 +66,22 @@ Result<TokenizedItem> tokenize(const eigen_engine::Tokenizer& tokenizer, const s
   auto tokens = tokenizer.tokenize(before, true, true);
   KVBLEND_RETURN_IF_ERROR(tokens.status);
   out.reusable.push_back(std::move(tokens.value));
-  for (const std::string& passage : item.passages) {
-    tokens = tokenizer.tokenize(passage + "\n\n", false, false);
-    KVBLEND_RETURN_IF_ERROR(tokens.status);
-    out.reusable.push_back(std::move(tokens.value));
+  const auto add = [&](const std::vector<std::string>& passages, auto&& take) -> Status {
+    for (const std::string& passage : passages) {
+      auto own = tokenizer.tokenize(passage + "\n\n", false, false);
+      KVBLEND_RETURN_IF_ERROR(own.status);
+      take(own.value);
+    }
+    return {};
+  };
+  if (prompts.context) {
+    out.context = out.reusable.front();
+    KVBLEND_RETURN_IF_ERROR(add(*prompts.context, [&](const std::vector<TokenId>& passage) {
+      out.context.insert(out.context.end(), passage.begin(), passage.end());
+    }));
   }
+  KVBLEND_RETURN_IF_ERROR(
+      add(item.passages, [&](std::vector<TokenId>& passage) { out.reusable.push_back(std::move(passage)); }));
   tokens = tokenizer.tokenize("Question: " + item.question, false, false);
   KVBLEND_RETURN_IF_ERROR(tokens.status);
   out.question = std::move(tokens.value);

@@ -9,7 +9,9 @@
 #include <kvblend/core/status.hpp>
 #include <kvblend/core/types.hpp>
 
-#include <string>
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <vector>
 
 namespace rag {
@@ -18,12 +20,20 @@ struct TokenizedItem {
   std::vector<std::vector<kvblend::TokenId>> reusable;  // instructions, then the passages
   std::vector<kvblend::TokenId> question;
   std::vector<kvblend::TokenId> all;
+  std::vector<kvblend::TokenId> context;  // what passages are encoded behind
+
+  // Of a part: the instructions begin the prompt and are encoded as they stand there.
+  [[nodiscard]] std::span<const kvblend::TokenId> context_of(std::size_t part) const {
+    return part == 0 ? std::span<const kvblend::TokenId>() : context;
+  }
+  // That an engine must have to encode all parts.
+  [[nodiscard]] std::int32_t rows_to_encode() const;
 };
 
 // By the model's chat template, where it has one. `most_tokens` > 0: passages are left out until the prompt fits, from
 // the last on, those with an answer in them after all others. Errors: the tokenizer's; a prompt that does not fit
 // without passages.
-kvblend::Result<TokenizedItem> tokenize(const eigen_engine::Tokenizer& tokenizer, const std::string& instructions,
+kvblend::Result<TokenizedItem> tokenize(const eigen_engine::Tokenizer& tokenizer, const PromptFile& prompts,
                                         const Item& item, std::size_t most_tokens = 0);
 
 }  // namespace rag

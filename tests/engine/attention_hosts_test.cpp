@@ -62,7 +62,7 @@ TEST_CASE("attention and stored scores of two engines agree on SmolLM2") {
   rag::ProbeSums expected;
   require_ok(eigen->prefill(chunk, rag::Wanted::none));
   require_ok(eigen->probe(question, expected));
-  const auto scored = eigen->encode(chunk);
+  const auto scored = eigen->encode(chunk, {});
   require_ok(scored.status);
   const std::vector<float> scores(scored.value->scores().begin(), scored.value->scores().end());
 
@@ -86,7 +86,7 @@ TEST_CASE("attention and stored scores of two engines agree on SmolLM2") {
 
     if (flash) continue;
 
-    const auto encoded = host->encode(chunk);
+    const auto encoded = host->encode(chunk, {});
     require_ok(encoded.status);
     const std::vector<float> own(encoded.value->scores().begin(), encoded.value->scores().end());
     CHECK(relative_error(own, scores) < 0.02);
@@ -98,7 +98,7 @@ TEST_CASE("attention and stored scores of two engines agree on SmolLM2") {
       const auto tier = FileTier<>::open(folder.string());
       require_ok(tier.status);
       require_ok(tier.value.insert(*encoded.value));
-      const auto reader = tier.value.find(host->chunk_identity(chunk));
+      const auto reader = tier.value.find(host->chunk_identity(chunk, {}));
       require_ok(reader.status);
       const ChunkInfo info = reader.value.info();
       CHECK(std::vector<float>(info.scores.begin(), info.scores.end()) == own);
@@ -137,4 +137,69 @@ TEST_CASE("attention and stored scores of two engines agree on SmolLM2") {
     blend("attention_mass", 1);
     CHECK(logits == full);
   }
+}
+
+TEST_CASE("a chunk encoded behind a context is what a prefill of both has there") {
+  if (!std::filesystem::exists(KVBLEND_TEST_MODEL)) {
+    MESSAGE("skipped: no model at " << KVBLEND_TEST_MODEL);
+    return;
+  }
+  const auto context = random_tokens(30, 40000, 1);
+  const auto tokens = random_tokens(kChunk, 40000, 2);
+  const auto question = random_tokens(8, 40000, 3);
+  std::vector<TokenId> all(context);
+  all.insert(all.end(), tokens.begin(), tokens.end());
+  all.insert(all.end(), question.begin(), question.end());
+  std::vector<std::vector<float>> scores;
+  for (const bool eigen : {true, false}) {
+    CAPTURE(eigen);
+    const auto host = opened(eigen ? rag::EigenHost::open(KVBLEND_TEST_MODEL, 1)
+                                   : rag::LlamaHost::open(KVBLEND_TEST_MODEL, llama(false)));
+    require_ok(host->store_scores({random_tokens(6, 40000, 4)}));
+    require_ok(host->reserve(100));
+    std::vector<float> full(static_cast<std::size_t>(host->vocabulary()));
+    std::vector<float> logits(full.size());
+    require_ok(host->prefill(all, rag::Wanted::last));
+    require_ok(host->logits(full));
+
+    const auto before = host->encode(context, {});
+    require_ok(before.status);
+    const auto chunk = host->encode(tokens, context);
+    require_ok(chunk.status);
+    CHECK(chunk.value->identity() == host->chunk_identity(tokens, context));
+    CHECK_FALSE(chunk.value->identity() == host->chunk_identity(tokens, {}));
+    scores.emplace_back(chunk.value->scores().begin(), chunk.value->scores().end());
+    CHECK(scores.back().size() == static_cast<std::size_t>(kChunk));
+
+    // Behind its own context nothing of it is approximate, so nothing is chosen or recomputed.
+    const std::array<ChunkInfo, 2> infos = {before.value->info(), chunk.value->info()};
+    std::vector<Segment> segments = {cached_segment(infos[0]), cached_segment(infos[1]), fresh_segment(question)};
+    const std::vector<ChunkSource> sources = {ChunkSource(before.value), ChunkSource(chunk.value), {}};
+    const auto prompt = Prompt::make(segments, Position(1000));
+    require_ok(prompt.status);
+    CHECK(prompt.value.reused_rows() == 0);
+    rag::Run run;
+    host->clear();
+    require_ok(host->blend(prompt.value, sources, {}, run, logits));
+    CHECK(relative_error(logits, full) < 1e-4);
+
+    // Whatever the cache has held since: the same bytes.
+    const auto same = [&](const ChunkHandle& other) {
+      for (std::int32_t layer = 0; layer < other->layers(); ++layer) {
+        if (!std::ranges::equal(other->layer(layer), chunk.value->layer(layer))) return false;
+      }
+      return true;
+    };
+    const auto after_blend = host->encode(tokens, context);
+    require_ok(after_blend.status);
+    CHECK(same(after_blend.value));
+    require_ok(host->encode(question, context).status);
+    const auto behind_kept = host->encode(tokens, context);
+    require_ok(behind_kept.status);
+    CHECK(same(behind_kept.value));
+    const auto alone = host->encode(tokens, {});
+    require_ok(alone.status);
+    CHECK_FALSE(same(alone.value));
+  }
+  CHECK(relative_error(scores[1], scores[0]) < 0.02);
 }
