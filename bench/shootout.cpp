@@ -100,7 +100,7 @@ class TimeLeft {
 
 struct Prompts {
   std::string name;     // in the results
-  std::string context;  // what their passages are encoded behind, in a word
+  std::string context;  // what their passages are encoded behind
   rag::PromptFile file;
 };
 
@@ -108,10 +108,19 @@ struct Prompts {
 Prompts read_prompts(const std::string& path, const std::string& context) {
   auto file = rag::read_prompt_file(path);
   require(file.status, "--prompts");
-  require(rag::set_context(context, file.value), "--context");
-  Prompts out{without_ending(name_of(path)), without_ending(name_of(context)), std::move(file.value)};
+  auto passages = rag::read_context(context);
+  require(passages.status, "--context");
+  file.value.context = std::move(passages.value);
+  Prompts out{without_ending(name_of(path)), rag::describe(file.value.context), std::move(file.value)};
   if (context != rag::kUsualContext) out.name += ", " + out.context;
   return out;
+}
+
+// Results that were measured behind another one are not continued.
+std::string usual_context() {
+  const auto context = rag::read_context(rag::kUsualContext);
+  require(context.status, "context");
+  return rag::describe(context.value);
 }
 
 // A model that is loaded, and what is fixed for all its prompts.
@@ -126,6 +135,7 @@ rag::TokenizedItem tokens_of(const Bench& bench, const Prompts& prompts, std::si
   auto tokens =
       rag::tokenize(bench.tokenizer, prompts.file, prompts.file.items[item], static_cast<std::size_t>(options.tokens));
   require(tokens.status, prompts.name + ", item " + std::to_string(item + 1));
+  require(rag::check_context(tokens.value, bench.host->context()), bench.name);
   return std::move(tokens.value);
 }
 
@@ -304,7 +314,13 @@ int main(int argc, char** argv) {
   app.add_option("--json", options.json, "leave the results here, and continue those that are there");
   app.add_flag("--restart", options.restart, "forget what is there");
   CLI11_PARSE(app, argc, argv);
-  if (options.selectors.empty()) options.selectors = names;
+  if (options.selectors.empty()) {
+    options.selectors = names;
+    // Behind a context a chunk's head is no sink, and they choose as they would without.
+    if (options.context != "alone") {
+      std::erase_if(options.selectors, [](const std::string& name) { return name.rfind("sinks_first", 0) == 0; });
+    }
+  }
   std::sort(options.ratios.begin(), options.ratios.end());
 
   const std::string path =
@@ -319,6 +335,7 @@ int main(int argc, char** argv) {
   const nlohmann::json settings = {{"tokens", options.tokens},
                                    {"answer_tokens", options.answer_tokens},
                                    {"host", options.host},
+                                   {"usual_context", usual_context()},
                                    {"scores", rag::kSaliencyRecipe}};
   require(results.open(options.json, settings, options.restart), "--json");
   for (const std::string& model : options.models) measure_model(model, prompts, options, results);

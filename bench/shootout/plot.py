@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
 # Draws what the shoot-out and kvblend_bench_deviation measured, with one panel a model:
-#   kl.svg         KL to full recompute over the ratio; bands are the standard error of the selectors that are defaults
+#   kl.svg         KL to full recompute over the ratio; bands are the standard error of the selectors that are defaults;
+#                  dotted is what the same prompts gave with `--context alone`, if they were measured so too
 #   cost.svg       KL over the share of full recompute's FLOPs, with the Pareto front; hollow marks wait for all KV
 #   cdf.svg        how the deviation of reused KV is spread over the tokens
 #   adjacent.svg   how alike the order of the tokens' deviations is from layer to layer
@@ -38,20 +39,26 @@ MORE = ["#cc79a7", "#56b4e9", "#9c755f", "#b0a21b", "#e15759", "#76b7b2"]
 DEPTHS = [("layer 1", "#d55e00"), ("a quarter up", "#e69f00"), ("half-way", "#009e73"), ("last layer", "#2f7fc1")]
 
 
+ALONE = ", alone"  # behind the name of prompts whose passages were encoded so
+
+
 def read(paths, prompts):
-    """The shoot-out's summary by model and prompts, and the deviations by model."""
-    models, deviations = {}, {}
+    """The shoot-out's summary by model and prompts, that with passages alone, and the deviations by model."""
+    models, alone, deviations = {}, {}, {}
     for path in paths:
         try:
             with open(path, encoding="utf-8") as file:
                 found = json.load(file)
             for entry in found.get("summary", []):
-                if prompts in (None, entry["prompts"]):
-                    models.setdefault((entry["model"], entry["prompts"]), []).append(entry)
+                key = (entry["model"], entry["prompts"])
+                if prompts == key[1] or (prompts is None and not key[1].endswith(ALONE)):
+                    models.setdefault(key, []).append(entry)
+                if key[1].endswith(ALONE):
+                    alone.setdefault((key[0], key[1].removesuffix(ALONE)), []).append(entry)
             deviations.update((entry["model"], entry) for entry in found.get("models", []))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
             sys.exit(f"plot.py: {path}: {problem}")
-    return models, deviations
+    return models, alone, deviations
 
 
 def panels(titles, height):
@@ -124,10 +131,10 @@ def style_of(selector, others):
     return MORE[others.index(selector) % len(MORE)], "."
 
 
-def draw_kl(models, selectors):
+def draw_kl(models, alone, selectors):
     figure, axes = shootout_panels(models)
     shown, others = {}, []
-    for axis, entries in zip(axes, models.values()):
+    for axis, (key, entries) in zip(axes, models.items()):
         means = [entry["kl_mean"] for entry in entries if entry["selector"] == "none"]
         ticks = set()
         for selector, points in curves_of(entries, selectors).items():
@@ -146,6 +153,18 @@ def draw_kl(models, selectors):
             if entry["selector"] == "none":
                 line = axis.axhline(entry["kl_mean"], color=TEXT, linestyle="--", linewidth=1.2)
                 shown["full KV reuse"] = line
+        for entry in alone.get(key, []):
+            if entry["selector"] == "none":
+                line = axis.axhline(entry["kl_mean"], color=TEXT, linestyle=":", linewidth=1.2)
+                shown["full KV reuse, passages alone"] = line
+                means.append(entry["kl_mean"])
+        points = curves_of(alone.get(key, []), ["key_value_deviation"]).get("key_value_deviation", [])
+        if points:
+            kls = [point["kl_mean"] for point in points]
+            style = {"color": SELECTORS["key_value_deviation"][0], "linestyle": ":", "linewidth": 1.2}
+            line = axis.plot([100 * point["ratio"] for point in points], kls, **style)[0]
+            shown["key value deviation, passages alone: the paper's"] = line
+            means += kls
         log_axis(axis, min(means), max(means))
         axis.set_xticks(sorted(ticks))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
@@ -282,7 +301,7 @@ def main():
     parser.add_argument("--prompts", help="of several sets of prompts, the one to draw, such as musique_confirming")
     parser.add_argument("--selector", nargs="+", help="those to draw; 'all' for all; default: some, and the defaults")
     options = parser.parse_args()
-    models, deviations = read(options.json, options.prompts)
+    models, alone, deviations = read(options.json, options.prompts)
     if not models and not deviations:
         sys.exit("plot.py: nothing to draw")
     matplotlib.rcParams.update(
@@ -303,7 +322,7 @@ def main():
     folder = options.out or os.path.dirname(options.json[0]) or "."
     pictures = []
     if models:
-        pictures.append(("kl", draw_kl(models, options.selector), "KL to full recompute by ratio and selector"))
+        pictures.append(("kl", draw_kl(models, alone, options.selector), "KL to full recompute by ratio and selector"))
         pictures.append(("cost", draw_cost(models, options.selector), "KL to full recompute by cost"))
     if deviations:
         pictures.append(("cdf", draw_cdf(deviations), "Deviation of reused KV over the tokens"))

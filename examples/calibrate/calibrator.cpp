@@ -41,6 +41,14 @@ std::size_t count_of(const Options& options, const rag::PromptFile& prompts) {
 
 Status Calibrator::check(const Options& options, const rag::PromptFile& prompts) {
   const std::size_t count = count_of(options, prompts);
+  // Behind the instructions alone the first passage is exact.
+  const std::size_t exact = prompts.context && prompts.context->empty() ? 1 : 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (prompts.items[i].passages.size() > exact) continue;
+    return Status::error(StatusCode::invalid_argument,
+                         "has one passage, which is exact where it stands: nothing is reused")
+        .at("items[%zu]", i);
+  }
   if (count >= kLeastItems) return {};
   return Status::error(StatusCode::invalid_argument, "%zu, at least %zu are needed", count, kLeastItems).at("prompts");
 }
@@ -66,7 +74,9 @@ Result<std::unique_ptr<Calibrator>> Calibrator::open(const Options& options, Pro
 }
 
 Result<rag::TokenizedItem> Calibrator::tokens(const rag::PromptFile& prompts, std::size_t item) const {
-  return rag::tokenize(tokenizer_, prompts, prompts.items[item], static_cast<std::size_t>(options_.tokens));
+  auto out = rag::tokenize(tokenizer_, prompts, prompts.items[item], static_cast<std::size_t>(options_.tokens));
+  if (out.ok()) out.status = rag::check_context(out.value, host_->context());
+  return out;
 }
 
 Result<rag::CalibrationFile> Calibrator::run(const rag::PromptFile& prompts) {

@@ -21,8 +21,8 @@ int fail(const kvblend::Status& status) {
 
 void print(const rag::CalibrationFile& file) {
   const kvblend::QualityCalibration& q = file.quality;
-  std::printf("%s on %s, %s: KL to full recompute, nats a token (standard error)\n", q.model.c_str(), file.host.c_str(),
-              file.prompts.c_str());
+  std::printf("%s on %s, %s, encoded behind: %s. KL to full recompute, nats a token (standard error)\n",
+              q.model.c_str(), file.host.c_str(), file.prompts.c_str(), rag::describe(file.context).c_str());
   for (const kvblend::SelectorQuality& selector : q.selectors) {
     std::printf("  %-22s", selector.name.c_str());
     for (const kvblend::KlPoint& p : selector.points) {
@@ -83,7 +83,9 @@ int main(int argc, char** argv) {
   if (const kvblend::Status status = rag::check_writable(out); !status.ok()) return fail(status);
   auto file = rag::read_prompt_file(prompts);
   if (!file.ok()) return fail(file.status);
-  if (const kvblend::Status status = rag::set_context(context, file.value); !status.ok()) return fail(status);
+  auto read = rag::read_context(context);
+  if (!read.ok()) return fail(read.status);
+  file.value.context = std::move(read.value);
   if (const kvblend::Status status = calibrate::Calibrator::check(options, file.value); !status.ok())
     return fail(status);
   const auto start = std::chrono::steady_clock::now();

@@ -115,9 +115,9 @@ class Host {
   std::int32_t scored_ = 0;  // rows of the fresh planes
 };
 
-// The KV of sequence 0 as a chunk, from the identity's first position on. The identity is the caller's: of this model, and
-// of the tokens that were prefilled, the context's and then the chunk's. Errors: a window that has passed some of the
-// chunk's tokens, whose KV llama.cpp gives out no more.
+// The KV of sequence 0 as a chunk, from the identity's first position on. The identity is the caller's: of this model,
+// and of the tokens that were prefilled, the context's and then the chunk's. Errors: a window that has passed some of
+// the chunk's tokens, whose KV llama.cpp gives out no more.
 template <kvblend::Codec Stored>
 kvblend::Result<kvblend::Chunk> export_chunk(const Engine& engine, kvblend::ChunkIdentity identity);
 

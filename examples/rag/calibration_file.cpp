@@ -85,7 +85,10 @@ SelectorDefault default_of(const json& in, const std::vector<SelectorQuality>& s
 }
 
 CalibrationFile calibration_of(const json& in) {
-  if (in.at("kvblend_calibration").get<int>() != kVersion) throw std::out_of_range("is of another version");
+  if (const int version = in.at("kvblend_calibration").get<int>(); version != kVersion) {
+    throw std::out_of_range("is of version " + std::to_string(version) + ", not " + std::to_string(kVersion) +
+                            ": calibrate again");
+  }
   CalibrationFile out;
   out.host = in.at("host").get<std::string>();
   out.prompts = in.at("prompts").get<std::string>();

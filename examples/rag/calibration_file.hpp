@@ -4,10 +4,11 @@
 // loads.
 #pragma once
 
+#include <rag/prompt_file.hpp>
+
 #include <kvblend/core/status.hpp>
 #include <kvblend/plan/quality.hpp>
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,9 +22,9 @@ struct TierSpeed {
 struct CalibrationFile {
   kvblend::QualityCalibration quality;
   std::vector<TierSpeed> tiers;
-  std::string host;                                 // the engine that was measured
-  std::string prompts;                              // and with what
-  std::optional<std::vector<std::string>> context;  // PromptFile's: it holds for chunks encoded so
+  std::string host;     // the engine that was measured
+  std::string prompts;  // and with what
+  Context context;      // it holds for chunks encoded so
 };
 
 // Errors name the file.

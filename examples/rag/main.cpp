@@ -104,7 +104,11 @@ int main(int argc, char** argv) {
   }
   auto file = rag::read_prompt_file(prompt_path);
   if (!file.ok()) return fail(file.status);
-  if (const kvblend::Status status = rag::set_context(context, file.value); !status.ok()) return fail(status);
+  if (options.calibration.empty()) {
+    auto read = rag::read_context(context);
+    if (!read.ok()) return fail(read.status);
+    file.value.context = std::move(read.value);
+  }
   auto host =
       host_name == "eigen"
           ? rag::EigenHost::open(options.model, options.threads)

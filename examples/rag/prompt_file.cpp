@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <rag/prompt_file.hpp>
 
+#include <kvblend/store/digest.hpp>
+
 #include <nlohmann/json.hpp>
 
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <span>
 #include <utility>
 
 namespace rag {
@@ -63,10 +66,6 @@ Status read(const nlohmann::json& json, PromptFile& file) {
   return {};
 }
 
-}  // namespace
-
-namespace {
-
 // `name` of the file in errors.
 template <class Read>
 Status read_json(const std::string& path, const char* name, const Read& read_in) {
@@ -89,9 +88,8 @@ Result<PromptFile> read_prompt_file(const std::string& path) {
   return file;
 }
 
-Status set_context(const std::string& how, PromptFile& file) {
-  file.context.reset();
-  if (how == "alone") return {};
+Result<Context> read_context(const std::string& how) {
+  if (how == "alone") return Context();
   std::vector<std::string> passages;
   if (how != "instructions") {
     KVBLEND_RETURN_IF_ERROR(read_json(how, "context", [&](const nlohmann::json& json) {
@@ -99,8 +97,16 @@ Status set_context(const std::string& how, PromptFile& file) {
       return read_texts(json, "passages", "", passages);
     }));
   }
-  file.context = std::move(passages);
-  return {};
+  return Context(std::move(passages));
+}
+
+std::string describe(const Context& context) {
+  if (!context) return "alone";
+  if (context->empty()) return "instructions";
+  kvblend::Xxh3Hash hash;
+  for (const std::string& passage : *context)
+    hash.update(std::as_bytes(std::span(passage.c_str(), passage.size() + 1)));
+  return "instructions, " + std::to_string(context->size()) + " passages " + to_hex(hash.finish()).substr(0, 8);
 }
 
 }  // namespace rag

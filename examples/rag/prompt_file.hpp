@@ -18,23 +18,26 @@ struct Item {
   std::string group;                 // what it is one of, for means by group; may be empty
 };
 
+// Passages to encode others behind, after the instructions; none: passages are encoded alone.
+using Context = std::optional<std::vector<std::string>>;
+
 struct PromptFile {
   std::string instructions;
   std::vector<Item> items;
-  // Passages to encode others behind, after the instructions; none: passages are encoded alone.
-  std::optional<std::vector<std::string>> context;
+  Context context;
 };
 
 // {"instructions": text, "items": [{"question": text, "passages": [text, …], "answers": [text, …], "group": text}, …]};
 // "answers" and "group" may be missing. Errors name the file, and the key that is missing or of another type.
 kvblend::Result<PromptFile> read_prompt_file(const std::string& path);
 
-// Sets the context as a command line says it: "alone", "instructions" for these without passages, or a file,
-// {"passages": [text, …]}, of passages like those that will be stored.
-kvblend::Status set_context(const std::string& how, PromptFile& file);
+// As a command line says it: "alone", "instructions" for these without passages, or a file, {"passages": [text, …]}, of
+// passages like those that will be stored. Behind the instructions alone a prompt's first passage is exact, not reused.
+kvblend::Result<Context> read_context(const std::string& how);
+// "alone", "instructions", or "instructions, 4 passages 1a2b3c4d", a hash of these.
+std::string describe(const Context& context);
 inline constexpr const char* kContextHelp =
-    "what passages are encoded behind: 'alone' is nothing, 'instructions' only these, and a file of passages these and "
-    "the passages";
+    "what passages are encoded behind: 'alone': nothing; 'instructions': these; a JSON file: these and its passages";
 inline constexpr const char* kUsualContext = KVBLEND_USUAL_CONTEXT;  // neutral passages that serve any prompt
 
 }  // namespace rag

@@ -56,6 +56,7 @@ void print_means(const Report& report) {
 void print_table(const Report& report) {
   std::printf("\n%s, %d threads. TTFT in seconds, all-in; KL to full recompute in nats a token.\n",
               report.model.c_str(), report.threads);
+  std::printf("Passages encoded behind: %s\n", report.context.c_str());
   if (!report.note.empty()) std::printf("%s: %s\n", report.host.c_str(), report.note.c_str());
   std::printf("\n");
   std::printf(
@@ -89,6 +90,7 @@ Status write_json(const Report& report, const std::string& path) {
   json["model"] = report.model;
   json["host"] = report.host;
   if (!report.note.empty()) json["note"] = report.note;
+  json["context"] = report.context;
   json["threads"] = report.threads;
   json["tokens"] = report.tokens;
   for (const Run& run : report.runs) {

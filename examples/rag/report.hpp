@@ -35,7 +35,8 @@ struct Run {
 struct Report {
   std::string model;
   std::string host;
-  std::string note;  // the host's; may be empty
+  std::string note;     // the host's; may be empty
+  std::string context;  // what passages were encoded behind
   std::int32_t threads = 0;
   std::int32_t tokens = 0;  // of the longest prompt
   std::vector<Run> runs;

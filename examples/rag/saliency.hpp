@@ -33,10 +33,10 @@ kvblend::Status run_probe(eigen_engine::Engine& engine, std::span<const kvblend:
 // Runs a probe behind the cached rows, as Host::probe does.
 using Probing = std::function<kvblend::Status(std::span<const kvblend::TokenId>, ProbeSums&)>;
 
-// Of the last of an engine's cached rows, which are a chunk behind its context: s_j = mean over probes, layers behind the
-// first, heads and probe rows of a·‖v_j‖, where a is the softmax weight that the probe row pays to row j and ‖v_j‖ is
-// over all heads. Each probe runs directly behind the chunk, and alone. `out` has one float for each of the chunk's rows.
-// `layers` and `heads`, those of the queries, are the model's.
+// Of the last of an engine's cached rows, which are a chunk behind its context: s_j = mean over probes, layers behind
+// the first, heads and probe rows of a·‖v_j‖, where a is the softmax weight that the probe row pays to row j and ‖v_j‖
+// is over all heads. Each probe runs directly behind the chunk, and alone. `out` has one float for each of the chunk's
+// rows. `layers` and `heads`, those of the queries, are the model's.
 kvblend::Status saliency(const Probing& probing, std::int32_t layers, std::int32_t heads,
                          std::span<const std::vector<kvblend::TokenId>> probes, std::span<float> out);
 kvblend::Status saliency(eigen_engine::Engine& engine, std::span<const std::vector<kvblend::TokenId>> probes,
@@ -50,7 +50,7 @@ class PriorSums {
   // Distances of up to `longest` positions.
   explicit PriorSums(std::int32_t longest);
   // A reused row `distance` positions before the prompt's last: what the question fetches of it there, and its stored
-  // score. The first token of a chunk is none of these: its attention is that of a false sink.
+  // score. The first token of a chunk is none of these: of chunks encoded alone it is a false sink.
   void add(std::int32_t distance, double in_place, double stored);
   // c(d) = Σ in place / Σ stored of each bin, so that stored score × prior is right in the mean; bins without rows are
   // left out. Errors: fewer than two bins with rows.

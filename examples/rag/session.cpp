@@ -94,6 +94,7 @@ Status Session::tokenize(const PromptFile& file, std::vector<TokenizedItem>& ite
                            static_cast<long long>(needed), host_->context())
           .at("items[%zu]", items.size());
     }
+    KVBLEND_RETURN_IF_ERROR(check_context(out, host_->context()));
     items.push_back(std::move(out));
   }
   return {};
@@ -148,6 +149,7 @@ Status Session::run(PromptFile file, Report& report) {
   std::vector<TokenizedItem> items;
   KVBLEND_RETURN_IF_ERROR(tokenize(file, items));
   report.model = host_->identity().name;
+  report.context = describe(file.context);
   report.host = host_->name();
   report.threads = options_.threads;
   int parts = 0;
@@ -155,7 +157,7 @@ Status Session::run(PromptFile file, Report& report) {
   for (const TokenizedItem& item : items) {
     rows = std::max({rows, static_cast<std::int32_t>(item.all.size()) + options_.answer_tokens, item.rows_to_encode()});
     report.tokens = std::max(report.tokens, static_cast<std::int32_t>(item.all.size()));
-    parts += static_cast<int>(item.reusable.size());
+    parts += static_cast<int>(item.reusable.size()) - (parts == 0 ? 0 : 1);
   }
   KVBLEND_RETURN_IF_ERROR(host_->reserve(rows));
   if (calibration_) KVBLEND_RETURN_IF_ERROR(check_calibration());
@@ -166,7 +168,8 @@ Status Session::run(PromptFile file, Report& report) {
 
   Progress progress(parts + (options_.ratio ? 0 : 1) + static_cast<int>(items.size()) * (4 * options_.repeats + 4));
   for (std::size_t i = 0; i < items.size(); ++i) {
-    for (std::size_t part = 0; part < items[i].reusable.size(); ++part) {
+    // The instructions are every item's.
+    for (std::size_t part = i == 0 ? 0 : 1; part < items[i].reusable.size(); ++part) {
       progress.step("item " + std::to_string(i + 1) + ": storing part " + std::to_string(part + 1));
       KVBLEND_RETURN_IF_ERROR(store(items[i], part));
     }
@@ -230,7 +233,7 @@ Status Session::run_mode(const TokenizedItem& item, Run& run, std::vector<float>
   if (run.mode == "full") {
     KVBLEND_RETURN_IF_ERROR(full_recompute(item, run, logits));
   } else if (run.mode == "prefix") {
-    KVBLEND_RETURN_IF_ERROR(prefix(item, run, logits));
+    KVBLEND_RETURN_IF_ERROR(prefix(item, 1, run, logits));
   } else if (run.mode == "reuse") {
     KVBLEND_RETURN_IF_ERROR(reuse(item, item.reusable.size(), 0.0, run, logits));
   } else if (options_.ratio) {
@@ -252,12 +255,14 @@ Status Session::full_recompute(const TokenizedItem& item, Run& run, std::vector<
   return {};
 }
 
-// Reuses the instructions; the passages are recomputed as if they were new.
-Status Session::prefix(const TokenizedItem& item, Run& run, std::vector<float>& logits) {
-  KVBLEND_RETURN_IF_ERROR(reuse(item, 1, 0.0, run, logits));
+// Reuses the first `exact` parts; the others are recomputed as if they were new.
+Status Session::prefix(const TokenizedItem& item, std::size_t exact, Run& run, std::vector<float>& logits) {
+  KVBLEND_RETURN_IF_ERROR(reuse(item, exact, 0.0, run, logits));
   run.ratio = 1;
-  run.rows_recomputed =
-      static_cast<std::int32_t>(item.all.size() - item.question.size() - item.reusable.front().size());
+  run.rows_recomputed = 0;
+  for (std::size_t part = exact; part < item.reusable.size(); ++part) {
+    run.rows_recomputed += static_cast<std::int32_t>(item.reusable[part].size());
+  }
   return {};
 }
 
@@ -346,7 +351,11 @@ Status Session::planned(const TokenizedItem& item, Run& run, std::vector<float>&
   switch (plan.value.mode) {
     case PlanMode::nothing:
     case PlanMode::full_recompute: return full_recompute(item, run, logits);
-    case PlanMode::prefix: return prefix(item, run, logits);
+    case PlanMode::prefix: {
+      const auto& segments = request.segments;
+      const auto exact = std::find_if(segments.begin(), segments.end(), [](const Segment& s) { return !s.exact; });
+      return prefix(item, static_cast<std::size_t>(exact - segments.begin()), run, logits);
+    }
     case PlanMode::reuse:
     case PlanMode::blend: break;
   }

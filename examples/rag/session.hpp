@@ -86,7 +86,7 @@ class Session {
   kvblend::Status run_item(const TokenizedItem& item, Progress& progress, const std::string& label, Report& report);
   kvblend::Status run_mode(const TokenizedItem& item, Run& run, std::vector<float>& logits);
   kvblend::Status full_recompute(const TokenizedItem& item, Run& run, std::vector<float>& logits);
-  kvblend::Status prefix(const TokenizedItem& item, Run& run, std::vector<float>& logits);
+  kvblend::Status prefix(const TokenizedItem& item, std::size_t exact, Run& run, std::vector<float>& logits);
   // Takes the first `cached` of the reusable parts from the store.
   kvblend::Status look_up(const TokenizedItem& item, std::size_t cached, Request& request);
   kvblend::Status reuse(const TokenizedItem& item, std::size_t cached, double ratio, Run& run,

@@ -48,6 +48,15 @@ std::int32_t TokenizedItem::rows_to_encode() const {
   return static_cast<std::int32_t>(most);
 }
 
+Status check_context(const TokenizedItem& item, std::int32_t positions) {
+  const std::int32_t needed = item.rows_to_encode();
+  if (needed <= positions) return {};
+  return Status::error(StatusCode::out_of_range,
+                       "has %zu tokens, %d with the longest passage; the model has %d positions", item.context.size(),
+                       needed, positions)
+      .at("context");
+}
+
 Result<TokenizedItem> tokenize(const eigen_engine::Tokenizer& tokenizer, const PromptFile& prompts, const Item& item,
                                std::size_t most_tokens) {
   // The chat template around the parts, cut at markers that no template touches.

@@ -30,6 +30,9 @@ struct TokenizedItem {
   [[nodiscard]] std::int32_t rows_to_encode() const;
 };
 
+// Errors: a part and its context need more positions than the model has.
+kvblend::Status check_context(const TokenizedItem& item, std::int32_t positions);
+
 // By the model's chat template, where it has one. `most_tokens` > 0: passages are left out until the prompt fits, from
 // the last on, those with an answer in them after all others. Errors: the tokenizer's; a prompt that does not fit
 // without passages.

@@ -68,32 +68,22 @@ Result<std::unique_ptr<Trial>> Trial::open(Host& host, const eigen_engine::Token
                                            const TokenizedItem& item, const std::vector<std::string>& answers,
                                            std::int32_t answer_tokens) {
   std::unique_ptr<Trial> trial(new Trial(host, tokenizer, item, answers));
-  KVBLEND_RETURN_IF_ERROR(trial->encode(item.context));
+  KVBLEND_RETURN_IF_ERROR(trial->encode());
   if (answer_tokens == 0) return trial;
   KVBLEND_RETURN_IF_ERROR(trial->recompute(answer_tokens));
-  KVBLEND_RETURN_IF_ERROR(trial->reuse_all());
+  Selection nothing;
+  nothing.selector = "first_k";
+  auto reuse = trial->blend(nothing);
+  KVBLEND_RETURN_IF_ERROR(reuse.status);
+  trial->reuse_ = reuse.value;
   return trial;
 }
 
-Status Trial::change_context(std::span<const TokenId> context) {
-  KVBLEND_RETURN_IF_ERROR(encode(context));
-  return reuse_all();
-}
-
-Status Trial::reuse_all() {
-  reuse_first_.clear();
-  Selection nothing;
-  nothing.selector = "first_k";
-  const auto reuse = blend(nothing);
-  reuse_ = reuse.value;
-  return reuse.status;
-}
-
-Status Trial::encode(std::span<const TokenId> context) {
+Status Trial::encode() {
   const auto start = std::chrono::steady_clock::now();
   std::vector<ChunkHandle> chunks;
   for (std::size_t part = 0; part < item_.reusable.size(); ++part) {
-    auto chunk = host_.encode(item_.reusable[part], part == 0 ? std::span<const TokenId>() : context);
+    auto chunk = host_.encode(item_.reusable[part], item_.context_of(part));
     KVBLEND_RETURN_IF_ERROR(chunk.status);
     chunks.push_back(std::move(chunk.value));
   }
@@ -168,7 +158,7 @@ Result<Outcome> Trial::blend(const Selection& selection) {
   if (chose && traits.value.needs_stored_scores) out.bytes_before += 4.0 * prompt_.reused_rows();
   out.flops = flops_of(out.run, chose && traits.value.timing == ScoreTiming::after_probe);
 
-  if (reuse_first_.empty()) reuse_first_ = first;  // reuse_all() comes before all others
+  if (reuse_first_.empty()) reuse_first_ = first;  // open() blends at ratio 0 before all others
   out.moved = divergence(first, reuse_first_);
   out.entropy = entropy(first);
   KVBLEND_RETURN_IF_ERROR(judge(first, out));

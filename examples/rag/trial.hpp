@@ -54,8 +54,8 @@ struct RequestSignals {
 
 class Trial {
  public:
-  // Encodes the parts behind the item's context, recomputes in full, and answers with up to `answer_tokens` tokens; with 0 of them only add_to()
-  // can be called before recompute(). All arguments must outlive it.
+  // Encodes the parts behind the item's context, recomputes in full, and answers with up to `answer_tokens` tokens; with
+  // 0 of them only add_to() can be called before recompute(). All arguments must outlive it.
   static kvblend::Result<std::unique_ptr<Trial>> open(Host& host, const eigen_engine::Tokenizer& tokenizer,
                                                       const TokenizedItem& item,
                                                       const std::vector<std::string>& answers,
@@ -67,9 +67,6 @@ class Trial {
   // What blends reuse, one chunk a part, and others in their place: faulty ones, say.
   [[nodiscard]] const std::vector<kvblend::ChunkHandle>& chunks() const { return chunks_; }
   kvblend::Status hand_over(std::vector<kvblend::ChunkHandle> chunks);
-
-  // Encodes the passages anew, behind another context or alone; what comes then is of those.
-  kvblend::Status change_context(std::span<const kvblend::TokenId> context);
 
   // Full reuse, for ratio 0 of anything.
   [[nodiscard]] const Outcome& reuse() const { return reuse_; }
@@ -93,8 +90,7 @@ class Trial {
         const std::vector<std::string>& answers)
       : host_(host), tokenizer_(tokenizer), item_(item), answers_(answers) {}
 
-  kvblend::Status encode(std::span<const kvblend::TokenId> context);
-  kvblend::Status reuse_all();
+  kvblend::Status encode();
   kvblend::Status judge(const std::vector<float>& first, Outcome& out);
   // Greedy, behind the cached rows.
   kvblend::Status decode(std::vector<float> logits, std::int32_t most, std::vector<kvblend::TokenId>& out,
