@@ -156,14 +156,14 @@ def draw_kl(models, alone, selectors):
         for entry in alone.get(key, []):
             if entry["selector"] == "none":
                 line = axis.axhline(entry["kl_mean"], color=TEXT, linestyle=":", linewidth=1.2)
-                shown["full KV reuse, passages alone"] = line
+                shown["full KV reuse, encoded alone"] = line
                 means.append(entry["kl_mean"])
         points = curves_of(alone.get(key, []), ["key_value_deviation"]).get("key_value_deviation", [])
         if points:
             kls = [point["kl_mean"] for point in points]
             style = {"color": SELECTORS["key_value_deviation"][0], "linestyle": ":", "linewidth": 1.2}
             line = axis.plot([100 * point["ratio"] for point in points], kls, **style)[0]
-            shown["key value deviation, passages alone: the paper's"] = line
+            shown["key value deviation, encoded alone: the paper's"] = line
             means += kls
         log_axis(axis, min(means), max(means))
         axis.set_xticks(sorted(ticks))

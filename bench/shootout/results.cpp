@@ -28,6 +28,7 @@ using nlohmann::json;
 namespace {
 
 const char* const kReference = "key_value_deviation";  // what paired differences are to
+const char* const kAlone = ", alone";                  // behind the name of prompts whose passages were encoded so
 
 // The default of each situation, as chosen on the choosing half, until a calibration of the model says otherwise.
 json default_for(const std::string& selector) {
@@ -223,7 +224,9 @@ Status Results::write() {
 void Results::summarise() {
   json& summary = json_["summary"] = json::array();
   const auto groups = groups_of(json_["items"]);
-  std::map<std::tuple<std::string, std::string, double>, std::vector<Pairs>> together;
+  using OfAllModels = std::map<std::tuple<std::string, std::string, double>, std::vector<Pairs>>;
+  OfAllModels together;
+  OfAllModels to_alone;
   for (const auto& [key, group] : groups) {
     const auto& [model, prompts, selector, ratio] = key;
     const std::vector<double> kls = values(group, "kl");
@@ -263,15 +266,22 @@ void Results::summarise() {
       entry["to_key_value_deviation"] = pairs.compared();
       if (selector != kReference) together[{prompts, selector, ratio}].push_back(pairs);
     }
+    const auto paper = groups.find(GroupKey(model, prompts + kAlone, kReference, ratio));
+    if (paper != groups.end()) to_alone[{prompts, selector, ratio}].emplace_back(group, paper->second);
     summary.push_back(std::move(entry));
   }
   json& all_models = json_["together"] = json::array();
-  for (const auto& [key, models] : together) {
-    all_models.push_back({{"prompts", std::get<0>(key)},
-                          {"selector", std::get<1>(key)},
-                          {"ratio", std::get<2>(key)},
-                          {"to_key_value_deviation", Pairs(models).compared()}});
-  }
+  const auto add = [&](const OfAllModels& all, const char* encoded) {
+    for (const auto& [key, models] : all) {
+      all_models.push_back({{"prompts", std::get<0>(key)},
+                            {"selector", std::get<1>(key)},
+                            {"ratio", std::get<2>(key)},
+                            {"encoded", encoded},
+                            {"to_key_value_deviation", Pairs(models).compared()}});
+    }
+  };
+  add(together, "as it");
+  add(to_alone, "alone");
   json_["gate"] = gate_study(json_["items"]);
   summarise_groups();
 }
@@ -312,14 +322,17 @@ void Results::summarise_groups() {
 
 void Results::print_together() const {
   if (!json_.contains("together") || json_["together"].empty()) return;
-  std::printf("\nall models together, a prompt's KL summed over them, paired to %s at the same ratio: wins:losses, p\n",
-              kReference);
+  std::printf(
+      "\nall models together, a prompt's KL summed over them, paired to %s at the same ratio, of passages encoded\n"
+      "as the selector's own or alone: wins:losses, p\n",
+      kReference);
   for (const json& entry : json_["together"]) {
     const json& pair = entry["to_key_value_deviation"];
     if (pair.is_null()) continue;
-    std::printf("%-20s %-42s %3.0f %%  %3d:%-3d  p %.2g\n", text_of(entry["prompts"]).c_str(),
-                text_of(entry["selector"]).c_str(), 100 * entry["ratio"].get<double>(), pair["wins"].get<int>(),
-                pair["losses"].get<int>(), pair["p"].get<double>());
+    std::printf("%-20s %-42s %3.0f %%  %-5s %3d:%-3d  p %.2g\n", text_of(entry["prompts"]).c_str(),
+                text_of(entry["selector"]).c_str(), 100 * entry["ratio"].get<double>(),
+                text_of(entry["encoded"]).c_str(), pair["wins"].get<int>(), pair["losses"].get<int>(),
+                pair["p"].get<double>());
   }
 }
 

@@ -34,9 +34,12 @@ std::vector<std::string> selector_names() {
 Result<std::unique_ptr<Session>> Session::open(const Options& options, std::unique_ptr<Host> host) {
   auto tokenizer = eigen_engine::Tokenizer::load(options.model.c_str());
   if (!tokenizer.ok()) return tokenizer.status;
-  const auto traits = selector_traits(options.selector);
-  KVBLEND_RETURN_IF_ERROR(traits.status);
   std::unique_ptr<Session> session(new Session(options, std::move(host), std::move(tokenizer.value)));
+  std::string& selector = session->options_.selector;
+  session->own_choice_ = selector.empty();
+  if (selector.empty()) selector = options.store == "memory" ? "attention_value_mass" : "first_k";
+  const auto traits = selector_traits(selector);
+  KVBLEND_RETURN_IF_ERROR(traits.status);
   bool scores = traits.value.needs_stored_scores;
   if (!options.calibration.empty()) {
     auto file = read_calibration(options.calibration);
@@ -163,6 +166,7 @@ Status Session::run(PromptFile file, Report& report) {
   if (calibration_) KVBLEND_RETURN_IF_ERROR(check_calibration());
   if (!options_.ratio && !calibration_ && !host_->can_plan()) options_.ratio = PlannerOptions().r_min;
   if (!calibration_) {
+    if (own_choice_ && !host_->check(selection(options_.selector, 1)).ok()) options_.selector = "first_k";
     KVBLEND_RETURN_IF_ERROR(host_->check(selection(options_.selector, options_.ratio.value_or(1))));
   }
 

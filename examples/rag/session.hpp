@@ -23,11 +23,12 @@
 namespace rag {
 
 struct Options {
-  std::string model;            // GGUF file
-  std::string calibration;      // of kvblend-calibrate; empty: the engine is measured, and `selector` is taken. What
-                                // passages are encoded behind is the calibration's, or else the prompt file's
-  std::optional<double> ratio;  // empty: the planner's
-  std::string selector = "key_value_deviation";
+  std::string model;              // GGUF file
+  std::string calibration;        // of kvblend-calibrate; empty: the engine is measured, and `selector` is taken. What
+                                  // passages are encoded behind is the calibration's, or else the prompt file's
+  std::optional<double> ratio;    // empty: the planner's
+  std::string selector;           // empty: attention_value_mass of KV in memory, where the host tells attention; else
+                                  // first_k, which hides all loading
   std::string schedule = "flat";  // or gradual
   std::string store = "memory";   // or file
   std::string store_directory;
@@ -98,6 +99,7 @@ class Session {
   kvblend::Status judge(const Reference& reference, const std::vector<float>& first, Run& run);
 
   Options options_;
+  bool own_choice_ = false;  // of the selector
   std::unique_ptr<Host> host_;
   eigen_engine::Tokenizer tokenizer_;
   kvblend::MemoryTier<> memory_tier_;
