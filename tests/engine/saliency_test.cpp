@@ -74,8 +74,13 @@ TEST_CASE("a chunk's scores are the probes' mean attention times the norm of its
     CHECK(cached(engine, 2) == before);
     CHECK(std::equal(chunk.begin(), chunk.end(), engine.tokens().begin(), engine.tokens().end()));
   }
-  SUBCASE("scores for other rows are refused") {
-    scores.pop_back();
+  SUBCASE("a chunk behind a context is the last rows") {
+    std::vector<float> last(scores.size() - 3);
+    require_ok(rag::saliency(engine, probes, last));
+    CHECK(std::equal(last.begin(), last.end(), scores.begin() + 3));
+  }
+  SUBCASE("scores for more rows than there are are refused") {
+    scores.push_back(0);
     CHECK(rag::saliency(engine, probes, scores).code() == StatusCode::mismatch);
   }
   SUBCASE("a probe that does not fit is refused and leaves the cache") {
