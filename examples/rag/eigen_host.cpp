@@ -59,7 +59,7 @@ Result<ChunkHandle> EigenHost::encode(std::span<const TokenId> tokens, std::span
     KVBLEND_RETURN_IF_ERROR(import_rows<F32Codec>(chunk.value, layer, engine_->keys(layer), engine_->values(layer),
                                                   first, 0, chunk.value.tokens()));
   }
-  if (!probes_.empty()) KVBLEND_RETURN_IF_ERROR(saliency(*engine_, probes_, chunk.value.scores()));
+  if (!probes_.empty()) KVBLEND_RETURN_IF_ERROR(saliency(*engine_, probes_, context.size(), chunk.value.scores()));
   return share(std::move(chunk.value));
 }
 

@@ -136,8 +136,8 @@ Result<ChunkHandle> LlamaHost::encode(std::span<const TokenId> tokens, std::span
       const Probing probing = [this](std::span<const TokenId> probe, ProbeSums& sums) {
         return this->probe(probe, sums);
       };
-      KVBLEND_RETURN_IF_ERROR(
-          saliency(probing, model_.layers(), llama_model_n_head(model_.get()), probes_, chunk.value.scores()));
+      KVBLEND_RETURN_IF_ERROR(saliency(probing, model_.layers(), llama_model_n_head(model_.get()), probes_,
+                                       context.size(), chunk.value.scores()));
     }
     out = share(std::move(chunk.value));
     return {};

@@ -71,27 +71,29 @@ Status run_probe(Engine& engine, std::span<const TokenId> tokens, ProbeSums& out
   return status;
 }
 
-Status saliency(Engine& engine, std::span<const std::vector<TokenId>> probes, std::span<float> out) {
+Status saliency(Engine& engine, std::span<const std::vector<TokenId>> probes, std::size_t context,
+                std::span<float> out) {
   const Probing probing = [&](std::span<const TokenId> tokens, ProbeSums& sums) {
     return run_probe(engine, tokens, sums);
   };
-  return saliency(probing, engine.layers(), engine.config().heads, probes, out);
+  return saliency(probing, engine.layers(), engine.config().heads, probes, context, out);
 }
 
 Status saliency(const Probing& probing, std::int32_t layers, std::int32_t heads,
-                std::span<const std::vector<TokenId>> probes, std::span<float> out) {
+                std::span<const std::vector<TokenId>> probes, std::size_t context, std::span<float> out) {
   std::fill(out.begin(), out.end(), 0.0f);
   ProbeSums sums;
   for (const std::vector<TokenId>& probe : probes) {
     KVBLEND_RETURN_IF_ERROR(probing(probe, sums));
-    if (sums.value_mass.size() < out.size()) {
-      return Status::error(StatusCode::mismatch, "%zu for %zu rows", out.size(), sums.value_mass.size()).at("scores");
+    if (sums.value_mass.size() != context + out.size()) {
+      return Status::error(StatusCode::mismatch, "%zu behind %zu for %zu rows", out.size(), context,
+                           sums.value_mass.size())
+          .at("scores");
     }
     const double terms =
         static_cast<double>(probes.size()) * static_cast<double>(probe.size()) * heads * (std::max)(layers - 1, 1);
-    const std::size_t before = sums.value_mass.size() - out.size();
     for (std::size_t i = 0; i < out.size(); ++i) {
-      out[i] += static_cast<float>(static_cast<double>(sums.value_mass[before + i]) / terms);
+      out[i] += static_cast<float>(static_cast<double>(sums.value_mass[context + i]) / terms);
     }
   }
   return {};

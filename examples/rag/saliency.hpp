@@ -13,6 +13,7 @@
 #include <kvblend/core/types.hpp>
 #include <kvblend/select/prior.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -35,12 +36,13 @@ using Probing = std::function<kvblend::Status(std::span<const kvblend::TokenId>,
 
 // Of the last of an engine's cached rows, which are a chunk behind its context: s_j = mean over probes, layers behind
 // the first, heads and probe rows of a·‖v_j‖, where a is the softmax weight that the probe row pays to row j and ‖v_j‖
-// is over all heads. Each probe runs directly behind the chunk, and alone. `out` has one float for each of the chunk's
-// rows. `layers` and `heads`, those of the queries, are the model's.
+// is over all heads. Each probe runs directly behind the chunk, and alone. `context` is how many rows stand before the
+// chunk; `out` has one float for each row behind them. `layers` and `heads`, those of the queries, are the model's.
 kvblend::Status saliency(const Probing& probing, std::int32_t layers, std::int32_t heads,
-                         std::span<const std::vector<kvblend::TokenId>> probes, std::span<float> out);
-kvblend::Status saliency(eigen_engine::Engine& engine, std::span<const std::vector<kvblend::TokenId>> probes,
+                         std::span<const std::vector<kvblend::TokenId>> probes, std::size_t context,
                          std::span<float> out);
+kvblend::Status saliency(eigen_engine::Engine& engine, std::span<const std::vector<kvblend::TokenId>> probes,
+                         std::size_t context, std::span<float> out);
 
 // Collects how attention fades with the distance to the question, of prompts under full reuse.
 class PriorSums {

@@ -65,7 +65,7 @@ TEST_CASE("a chunk's scores are the probes' mean attention times the norm of its
 
   const auto before = cached(engine, 2);
   std::vector<float> scores(chunk.size());
-  require_ok(rag::saliency(engine, probes, scores));
+  require_ok(rag::saliency(engine, probes, 0, scores));
   for (std::size_t i = 0; i < scores.size(); ++i) CHECK(scores[i] == doctest::Approx(expected[i]).epsilon(1e-4));
   CHECK(*std::min_element(scores.begin(), scores.end()) > 0);
 
@@ -76,12 +76,13 @@ TEST_CASE("a chunk's scores are the probes' mean attention times the norm of its
   }
   SUBCASE("a chunk behind a context is the last rows") {
     std::vector<float> last(scores.size() - 3);
-    require_ok(rag::saliency(engine, probes, last));
+    require_ok(rag::saliency(engine, probes, 3, last));
     CHECK(std::equal(last.begin(), last.end(), scores.begin() + 3));
   }
-  SUBCASE("scores for more rows than there are are refused") {
-    scores.push_back(0);
-    CHECK(rag::saliency(engine, probes, scores).code() == StatusCode::mismatch);
+  SUBCASE("scores for other rows are refused") {
+    CHECK(rag::saliency(engine, probes, 1, scores).code() == StatusCode::mismatch);
+    scores.pop_back();
+    CHECK(rag::saliency(engine, probes, 0, scores).code() == StatusCode::mismatch);
   }
   SUBCASE("a probe that does not fit is refused and leaves the cache") {
     rag::ProbeSums sums;
