@@ -2,9 +2,6 @@
 //
 // Both hosts of examples/rag on one real model: where attention goes, scores that are stored with chunks, and blends
 // that choose by either.
-#include <rag/eigen_host.hpp>
-#include <rag/llama_host.hpp>
-
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -14,37 +11,14 @@
 #include <memory>
 #include <string>
 
-#include "engine/engine_fixture.hpp"
+#include "engine/host_fixture.hpp"
 
 using namespace engine_fixture;
 using namespace kvblend;
 
 namespace {
 
-std::unique_ptr<rag::Host> opened(Result<std::unique_ptr<rag::Host>> host) {
-  require_ok(host.status);
-  return std::move(host.value);
-}
-
-double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
-  REQUIRE(a.size() == b.size());
-  double off = 0;
-  double norm = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    off += std::pow(static_cast<double>(a[i]) - static_cast<double>(b[i]), 2);
-    norm += std::pow(static_cast<double>(b[i]), 2);
-  }
-  return std::sqrt(off / norm);
-}
-
 constexpr std::int32_t kChunk = 50;
-
-rag::LlamaOptions llama(bool flash_attention) {
-  rag::LlamaOptions options;
-  options.threads = 1;
-  options.flash_attention = flash_attention;
-  return options;
-}
 
 }  // namespace
 

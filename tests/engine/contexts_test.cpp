@@ -3,50 +3,23 @@
 // What passages are encoded behind: how it is named, that a calibration keeps it, and what it makes of a chunk on both
 // hosts of examples/rag.
 #include <rag/calibration_file.hpp>
-#include <rag/eigen_host.hpp>
-#include <rag/llama_host.hpp>
 #include <rag/prompt_file.hpp>
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 #include <string>
+#include <vector>
 
-#include "engine/engine_fixture.hpp"
+#include "engine/host_fixture.hpp"
 #include "llama_cpp/tiny_gguf.hpp"
 
 using namespace engine_fixture;
 using namespace kvblend;
 
 namespace {
-
-std::unique_ptr<rag::Host> opened(Result<std::unique_ptr<rag::Host>> host) {
-  require_ok(host.status);
-  return std::move(host.value);
-}
-
-std::unique_ptr<rag::Host> open_llama(const std::string& model) {
-  rag::LlamaOptions options;
-  options.threads = 1;
-  options.flash_attention = false;
-  return opened(rag::LlamaHost::open(model, options));
-}
-
-double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
-  REQUIRE(a.size() == b.size());
-  double off = 0;
-  double norm = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    off += std::pow(static_cast<double>(a[i]) - static_cast<double>(b[i]), 2);
-    norm += std::pow(static_cast<double>(b[i]), 2);
-  }
-  return std::sqrt(off / norm);
-}
 
 bool same_bytes(const Chunk& a, const Chunk& b) {
   for (std::int32_t layer = 0; layer < a.layers(); ++layer) {
@@ -135,7 +108,8 @@ TEST_CASE("a chunk encoded behind a context is what a prefill of both has there"
   std::vector<std::vector<float>> scores;
   for (const bool eigen : {true, false}) {
     CAPTURE(eigen);
-    const auto host = eigen ? opened(rag::EigenHost::open(KVBLEND_TEST_MODEL, 1)) : open_llama(KVBLEND_TEST_MODEL);
+    const auto host = eigen ? opened(rag::EigenHost::open(KVBLEND_TEST_MODEL, 1))
+                            : opened(rag::LlamaHost::open(KVBLEND_TEST_MODEL, llama(false)));
     require_ok(host->store_scores({random_tokens(6, 40000, 4)}));
     require_ok(host->reserve(200));
     CHECK(off_from_prefill(*host, {context, tokens, question}) < 1e-4);
@@ -149,7 +123,7 @@ TEST_CASE("a chunk encoded behind a context is what a prefill of both has there"
 TEST_CASE("chunks are encoded behind contexts that a sliding window has passed") {
   const tiny_gguf::TemporaryFile file("contexts.gguf");
   tiny_gguf::write_decoder(file.path(), "gemma3");
-  const auto host = open_llama(file.path());
+  const auto host = opened(rag::LlamaHost::open(file.path(), llama(false)));
   require_ok(host->store_scores({random_tokens(6, tiny_gguf::kVocabulary, 4)}));
   require_ok(host->reserve(400));
   const auto tokens = [](int count, std::uint32_t seed) { return random_tokens(count, tiny_gguf::kVocabulary, seed); };
