@@ -44,10 +44,10 @@ struct CompleteSource {
   const kvblend::RopeSpec& rope(std::int32_t, std::int32_t) { return spec; }
 };
 
-template <class Host, class Score>
+template <class Drift = kvblend::NoDrift, class Host, class Score>
 int blend_on(Host host, Score score) {
   CompleteSource source;
   using Selector = kvblend::DeviationSelector<Score, kvblend::RatioBudget>;
-  kvblend::LayerwiseFusor<Selector> fusor{Selector(score)};
+  kvblend::LayerwiseFusor<Selector, kvblend::PortableBackend, kvblend::ExactAngles, Drift> fusor{Selector(score)};
   return kvblend::blend(host, source, fusor, kvblend::Prompt(), {}, {}).ok() ? 0 : 1;
 }

@@ -213,10 +213,14 @@ struct Prefill {
 };
 
 // Full prefill, or what a blend must give: in layer l only rows with computes(l, row) run, all others have the keys and
-// values of `reused`. Rows that stopped running have no logits.
-template <class Computes>
+// values of `reused`, changed by move(l, rotated keys, values) before anybody sees them. Rows that stopped running have
+// no logits.
+struct MoveNothing {
+  void operator()(std::size_t, std::vector<std::vector<double>>&, std::vector<std::vector<double>>&) const {}
+};
+template <class Computes, class Move = MoveNothing>
 Prefill reference(const Model& model, const std::vector<TokenId>& tokens, const std::vector<int>& positions,
-                  const Prefill* reused, Computes computes) {
+                  const Prefill* reused, Computes computes, Move move = {}) {
   const Config& c = model.config;
   const std::size_t rows = tokens.size();
   Prefill out;
@@ -243,6 +247,11 @@ Prefill reference(const Model& model, const std::vector<TokenId>& tokens, const 
     }
     auto rotated = out.keys[l];
     for (std::size_t row = 0; row < rows; ++row) rotate(model.ropes[l], rotated[row], positions[row]);
+    move(l, rotated, out.values[l]);
+    for (std::size_t row = 0; row < rows; ++row) {
+      out.keys[l][row] = rotated[row];
+      rotate(model.ropes[l], out.keys[l][row], -positions[row]);
+    }
     const auto slice = [&c](const std::vector<double>& all, int head) {
       return std::vector<double>(all.begin() + head * c.head_dim, all.begin() + (head + 1) * c.head_dim);
     };

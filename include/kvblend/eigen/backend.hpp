@@ -7,6 +7,7 @@
 #include <kvblend/core/executor.hpp>
 #include <kvblend/core/types.hpp>
 #include <kvblend/fuse/backend.hpp>
+#include <kvblend/fuse/drift.hpp>
 #include <kvblend/fuse/place.hpp>
 #include <kvblend/memory/rows.hpp>
 #include <kvblend/rope/lane_rotation.hpp>
@@ -79,6 +80,16 @@ class EigenBackend {
         copy_row(fresh, i, destination, rows[static_cast<std::size_t>(i)].value);
       }
     });
+  }
+
+  template <ReadablePlane P, WritablePlane Q>
+  void drift(const P& fresh, std::span<const Row> rows, std::span<const PlacedRun> runs, const Q& reused,
+             std::span<const DriftRole> roles, double share, std::span<float> moves) const {
+    const std::int64_t tasks = static_cast<std::int64_t>(runs.size()) * reused.layout.heads();
+    executor_.parallel_for(
+        tasks, [&](std::int64_t task) { find_drift(fresh, rows, runs, reused, roles, share, moves, task); });
+    for_blocks(static_cast<std::int32_t>(rows_of(runs)),
+               [&](std::int32_t begin, std::int32_t end) { move_rows(runs, reused, roles, moves, begin, end); });
   }
 
   // Some microseconds for a long prompt: not worth a thread.

@@ -6,6 +6,7 @@
 
 #include <kvblend/core/status.hpp>
 #include <kvblend/core/types.hpp>
+#include <kvblend/fuse/drift.hpp>
 #include <kvblend/fuse/workspace.hpp>
 #include <kvblend/prompt/prompt.hpp>
 
@@ -31,6 +32,10 @@ class ActiveRows {
   [[nodiscard]] std::int32_t first_probe_row() const { return first_probe_row_; }
   // Reused rows among those that are kept.
   [[nodiscard]] std::int32_t kept_reused() const;
+  // Whether reused rows are left that are not active.
+  [[nodiscard]] bool some_reused_rest() const { return active_.size() < to_compute_; }
+  // By row: reused rows that are not active move, those that are tell where to, but for outputs.
+  [[nodiscard]] std::span<const DriftRole> drift_roles();
 
   // The active set of the first layer: every row that is not exact, or the mandatory rows and the picked candidates.
   void start_with_all();
@@ -55,6 +60,7 @@ class ActiveRows {
   std::span<Row> active_;
   std::span<ActiveIndex> kept_;
   std::size_t candidates_ = 0;
+  std::size_t to_compute_ = 0;  // rows that full recompute would run: mandatory ones and all candidates
   std::int32_t first_probe_row_ = 0;
 };
 
@@ -92,6 +98,7 @@ inline Status ActiveRows::begin(const Prompt& prompt, std::span<const Row> outpu
       if (mandatory == 0) space_.candidate_rows[candidates_++] = row;
     }
   }
+  to_compute_ = static_cast<std::size_t>(mandatory_rows) + candidates_;
   first_probe_row_ = 0;
   for (std::int32_t row = 0; row <= last_reused; ++row) first_probe_row_ += is_mandatory(Row(row)) ? 1 : 0;
   // A prompt that ends in reused rows has no question behind them: its last mandatory row asks.
@@ -174,6 +181,18 @@ inline void ActiveRows::narrow_to(std::span<const ActiveIndex> picked) {
     if (chosen || is_mandatory(row)) active_[count++] = row;
   }
   active_ = active_.first(count);
+}
+
+inline std::span<const DriftRole> ActiveRows::drift_roles() {
+  const auto exact = static_cast<std::size_t>(prompt_->exact_end().value);
+  for (std::size_t row = 0; row < space_.roles.size(); ++row) {
+    space_.roles[row] = row < exact || space_.mandatory[row] != 0 ? DriftRole::none : DriftRole::moves;
+  }
+  for (const Row row : active_) {
+    DriftRole& role = space_.roles[static_cast<std::size_t>(row.value)];
+    if (role == DriftRole::moves) role = DriftRole::tells;
+  }
+  return space_.roles;
 }
 
 inline std::int32_t ActiveRows::kept_reused() const {

@@ -33,6 +33,10 @@ struct StoredProbe {
 //   merge(P fresh, rows, Q destination)              destination row rows[i] = fresh row i
 //   top_k(scores, k, scratch, out)                   the k best, ascending, by the rule of select/top_k.hpp; scratch has
 //                                                    scores.size() entries
+// and, only for a fusor with CommonDrift:
+//   drift(P fresh, rows, runs, Q reused, roles, share, moves)
+//                                                    the runs' rows move as fuse/drift.hpp says, by their roles; fresh row
+//                                                    i is row rows[i], moves are scratch [runs, heads, head_dim]
 // Arguments were validated by the caller: they do not fail. Same bits whatever the number of threads.
 template <class B, class P, class Q>
 concept BackendFor = requires(const B backend, const RopeSpec& spec, std::span<const PlacedRun> runs,

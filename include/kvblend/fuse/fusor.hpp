@@ -9,6 +9,7 @@
 #include <kvblend/fuse/active_rows.hpp>
 #include <kvblend/fuse/backend.hpp>
 #include <kvblend/fuse/checks.hpp>
+#include <kvblend/fuse/drift.hpp>
 #include <kvblend/fuse/host.hpp>
 #include <kvblend/fuse/placed_runs.hpp>
 #include <kvblend/fuse/portable_backend.hpp>
@@ -33,7 +34,7 @@ struct FusorReport {
   double shift_s = 0;  // rotating keys and copying values into the cache
   double score_s = 0;
   double select_s = 0;
-  double merge_s = 0;              // writing fresh rows into the cache
+  double merge_s = 0;              // writing fresh rows into the cache, and moving the others by their drift
   std::int32_t rows_selected = 0;  // reused rows among those kept at the last layer
   std::int64_t rows_computed = 0;  // rows that ran, summed over the layers
   const char* selector = "none";   // name of the score that chose; "none" where nothing was to choose
@@ -54,14 +55,16 @@ struct FusorReport {
 // rows are the mandatory ones and the engine adds their attention to attention_mass(); choose_after_probe() then makes
 // the choice, and the second time place() is left out.
 // After any error the blend is over: begin() starts the next one, with the same fusor and memory if wanted.
-template <class Selector, class Backend = PortableBackend, AngleRule Angles = ExactAngles>
+// `Drift`: what becomes of reused rows that are not recomputed (drift.hpp).
+template <class Selector, class Backend = PortableBackend, AngleRule Angles = ExactAngles, class Drift = NoDrift>
 class LayerwiseFusor {
  public:
   using Shape = BlendShape;
   using Memory = std::span<std::byte>;
   static constexpr ScoreTiming timing = Selector::timing;
 
-  explicit LayerwiseFusor(Selector selector, Backend backend = {}) : selector_(selector), backend_(backend) {}
+  explicit LayerwiseFusor(Selector selector, Backend backend = {}, Drift drift = {})
+      : selector_(selector), backend_(backend), drift_(drift) {}
 
   // `tables`: per_row if some chunk's stored frequencies are others than the host's (place() says so if it must).
   [[nodiscard]] static std::size_t workspace_bytes(const Prompt& prompt, std::int32_t head_dim,
@@ -80,7 +83,8 @@ class LayerwiseFusor {
   [[nodiscard]] const FusorReport& report() const { return report_; }
 
   // Waits for the layer, rotates keys and copies values of the cached segments into the cache; rows that fuse() will
-  // write at this layer are left out. Keys go from the source's spec at their old positions to `spec` at the new ones.
+  // write at this layer are left out if nothing compares them. Keys go from the source's spec at their old positions to
+  // `spec` at the new ones.
   // Errors: the source's own; a stored spec that cannot be moved to `spec`; planes whose heads, head_dim or rows do not
   // fit; stored frequencies that differ, in a workspace with tables per run. Nothing of the layer is written then.
   // `all_rows`: leave none out.
@@ -90,7 +94,8 @@ class LayerwiseFusor {
 
   // Scores and selects if this layer is where the selector looks, then writes the fresh rows of all active tokens, also
   // of those that go no further: fresh KV is never worse than reused. fresh_* are planes over ActiveIndex.
-  // Errors: fresh planes of another shape than the cache's or with fewer rows than are active; the selector's own.
+  // Errors: fresh planes of another shape than the cache's or with fewer rows than are active; the selector's own; too
+  // little memory for the drift. Nothing of the layer is written then.
   template <ReadablePlane FreshKeys, ReadablePlane FreshValues, WritablePlane Keys, WritablePlane Values>
   Status fuse(std::int32_t layer, const FreshKeys& fresh_keys, const FreshValues& fresh_values, const Keys& keys,
               const Values& values);
@@ -138,8 +143,17 @@ class LayerwiseFusor {
     return chooses_ && !probing_ && !at_start && selector_.chooses_at(layer);
   }
 
+  // Whether reused rows are moved at this layer, which place() and fuse() must know alike.
+  [[nodiscard]] bool drifts_at(std::int32_t layer) const {
+    return Drift::moves && chooses_ && !probing_ && layer > 0 && rows_.some_reused_rest();
+  }
+  template <class FreshKeys, class FreshValues, class Keys, class Values>
+  Status move_rest(const FreshKeys& fresh_keys, const FreshValues& fresh_values, const Keys& keys,
+                   const Values& values);
+
   Selector selector_;
   Backend backend_;
+  [[no_unique_address]] Drift drift_;
   const Prompt* prompt_ = nullptr;
   Shape shape_;
   FusorWorkspace space_;
@@ -153,11 +167,13 @@ class LayerwiseFusor {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-template <class Selector, class Backend, AngleRule Angles>
-Status LayerwiseFusor<Selector, Backend, Angles>::begin(const Prompt& prompt, Shape shape, std::span<const Row> outputs,
-                                                        std::span<std::byte> memory) {
+template <class Selector, class Backend, AngleRule Angles, class Drift>
+Status LayerwiseFusor<Selector, Backend, Angles, Drift>::begin(const Prompt& prompt, Shape shape,
+                                                               std::span<const Row> outputs,
+                                                               std::span<std::byte> memory) {
   KVBLEND_RETURN_IF_ERROR(validate(shape));
   KVBLEND_RETURN_IF_ERROR(selector_.validate(shape.layers));
+  if constexpr (Drift::moves) KVBLEND_RETURN_IF_ERROR(drift_.validate());
   Result<FusorWorkspace> space = FusorWorkspace::make<Angles>(prompt, shape.head_dim, memory);
   KVBLEND_RETURN_IF_ERROR(space.status);
 
@@ -185,16 +201,16 @@ Status LayerwiseFusor<Selector, Backend, Angles>::begin(const Prompt& prompt, Sh
 }
 
 // Leaves the best of inputs.rows in picked_, as indices into them.
-template <class Selector, class Backend, AngleRule Angles>
-Status LayerwiseFusor<Selector, Backend, Angles>::choose(const ScoreInputs& inputs) {
+template <class Selector, class Backend, AngleRule Angles, class Drift>
+Status LayerwiseFusor<Selector, Backend, Angles, Drift>::choose(const ScoreInputs& inputs) {
   Stopwatch watch(report_.select_s);
   auto picked = selector_.choose(backend_, inputs, shape_.layers, {space_.scores, space_.top_k_scratch, space_.picked});
   picked_ = picked.value;
   return picked.status;
 }
 
-template <class Selector, class Backend, AngleRule Angles>
-std::span<const float> LayerwiseFusor<Selector, Backend, Angles>::mass_of(std::span<const Row> rows) {
+template <class Selector, class Backend, AngleRule Angles, class Drift>
+std::span<const float> LayerwiseFusor<Selector, Backend, Angles, Drift>::mass_of(std::span<const Row> rows) {
   if (Selector::timing != ScoreTiming::after_probe) return {};
   const std::span<float> mass = space_.key_deviation.first(rows.size());
   for (std::size_t i = 0; i < rows.size(); ++i)
@@ -204,8 +220,8 @@ std::span<const float> LayerwiseFusor<Selector, Backend, Angles>::mass_of(std::s
 
 // Of the layer that was just probed: the candidates' attention times the norms that fuse() left, on to the sum of the
 // layers before. A probe needs no deviations, so their arrays hold the sum and the norms, both by row.
-template <class Selector, class Backend, AngleRule Angles>
-void LayerwiseFusor<Selector, Backend, Angles>::weigh_mass() {
+template <class Selector, class Backend, AngleRule Angles, class Drift>
+void LayerwiseFusor<Selector, Backend, Angles, Drift>::weigh_mass() {
   for (const Row row : rows_.candidates()) {
     const auto r = static_cast<std::size_t>(row.value);
     space_.key_deviation[r] =
@@ -214,8 +230,8 @@ void LayerwiseFusor<Selector, Backend, Angles>::weigh_mass() {
   std::fill(space_.attention_mass.begin(), space_.attention_mass.end(), 0.0f);
 }
 
-template <class Selector, class Backend, AngleRule Angles>
-Status LayerwiseFusor<Selector, Backend, Angles>::choose_after_probe() {
+template <class Selector, class Backend, AngleRule Angles, class Drift>
+Status LayerwiseFusor<Selector, Backend, Angles, Drift>::choose_after_probe() {
   if (!probing_) return Status::error(StatusCode::invalid_argument, "no probe pass is under way").at("probe");
   if (Selector::weighs_values) {
     std::copy(space_.key_deviation.begin(), space_.key_deviation.end(), space_.attention_mass.begin());
@@ -226,10 +242,10 @@ Status LayerwiseFusor<Selector, Backend, Angles>::choose_after_probe() {
   return {};
 }
 
-template <class Selector, class Backend, AngleRule Angles>
+template <class Selector, class Backend, AngleRule Angles, class Drift>
 template <KvSource Source, WritablePlane Keys, WritablePlane Values>
-Status LayerwiseFusor<Selector, Backend, Angles>::place(std::int32_t layer, const RopeSpec& spec, Source& source,
-                                                        const Keys& keys, const Values& values, bool all_rows) {
+Status LayerwiseFusor<Selector, Backend, Angles, Drift>::place(std::int32_t layer, const RopeSpec& spec, Source& source,
+                                                               const Keys& keys, const Values& values, bool all_rows) {
   using Stored = decltype(source.keys(0, layer));
   static_assert(BackendFor<Backend, Stored, Keys>, "kvblend: the back end cannot move stored rows into these planes");
   if (prompt_ == nullptr) return Status::error(StatusCode::invalid_argument, "was not called").at("begin");
@@ -240,12 +256,11 @@ Status LayerwiseFusor<Selector, Backend, Angles>::place(std::int32_t layer, cons
   }
   Stopwatch watch(report_.shift_s);
   // Whatever can be wrong is found before anything is written.
-  KVBLEND_RETURN_IF_ERROR(
-      detail::check_place<HostPlanes>(*prompt_, runs_.all(), layer, spec, source, keys, values));
+  KVBLEND_RETURN_IF_ERROR(detail::check_place<HostPlanes>(*prompt_, runs_.all(), layer, spec, source, keys, values));
   KVBLEND_RETURN_IF_ERROR(runs_.refresh_tables(layer, spec, source));
-  // Rows that run at this layer get fresh KV in fuse(); only a deviation wants to see what it replaces.
+  // Rows that run at this layer get fresh KV in fuse(); only deviations want to see what it replaces.
   std::fill(space_.computed.begin(), space_.computed.end(), std::uint8_t{0});
-  if (!chooses_at(layer) && !all_rows) {
+  if (!chooses_at(layer) && !drifts_at(layer) && !all_rows) {
     for (const Row row : rows_.active()) space_.computed[static_cast<std::size_t>(row.value)] = 1;
   }
   backend_.place(spec, runs_.all(), StoredLayer<Source>{&source, layer}, keys, values, space_.computed);
@@ -253,11 +268,11 @@ Status LayerwiseFusor<Selector, Backend, Angles>::place(std::int32_t layer, cons
   return {};
 }
 
-template <class Selector, class Backend, AngleRule Angles>
+template <class Selector, class Backend, AngleRule Angles, class Drift>
 template <ReadablePlane FreshKeys, ReadablePlane FreshValues, WritablePlane Keys, WritablePlane Values>
-Status LayerwiseFusor<Selector, Backend, Angles>::fuse(std::int32_t layer, const FreshKeys& fresh_keys,
-                                                       const FreshValues& fresh_values, const Keys& keys,
-                                                       const Values& values) {
+Status LayerwiseFusor<Selector, Backend, Angles, Drift>::fuse(std::int32_t layer, const FreshKeys& fresh_keys,
+                                                              const FreshValues& fresh_values, const Keys& keys,
+                                                              const Values& values) {
   static_assert(BackendFor<Backend, FreshKeys, Keys>, "kvblend: the back end cannot move fresh rows into these planes");
   const auto active = static_cast<std::int64_t>(rows_.active().size());
   KVBLEND_RETURN_IF_ERROR(detail::check_fresh<HostPlanes>(active, fresh_keys, fresh_values, keys, values));
@@ -273,6 +288,9 @@ Status LayerwiseFusor<Selector, Backend, Angles>::fuse(std::int32_t layer, const
     KVBLEND_RETURN_IF_ERROR(choose_among_active(layer, fresh_keys, fresh_values, keys, values));
     rows_.keep_picked(picked_);
   }
+  if constexpr (Drift::moves) {
+    if (drifts_at(layer)) KVBLEND_RETURN_IF_ERROR(move_rest(fresh_keys, fresh_values, keys, values));
+  }
   {
     Stopwatch watch(report_.merge_s);
     backend_.merge(fresh_keys, rows_.active(), keys);
@@ -285,11 +303,12 @@ Status LayerwiseFusor<Selector, Backend, Angles>::fuse(std::int32_t layer, const
   return {};
 }
 
-template <class Selector, class Backend, AngleRule Angles>
+template <class Selector, class Backend, AngleRule Angles, class Drift>
 template <class FreshKeys, class FreshValues, class Keys, class Values>
-Status LayerwiseFusor<Selector, Backend, Angles>::choose_among_active(std::int32_t layer, const FreshKeys& fresh_keys,
-                                                                      const FreshValues& fresh_values, const Keys& keys,
-                                                                      const Values& values) {
+Status LayerwiseFusor<Selector, Backend, Angles, Drift>::choose_among_active(std::int32_t layer,
+                                                                             const FreshKeys& fresh_keys,
+                                                                             const FreshValues& fresh_values,
+                                                                             const Keys& keys, const Values& values) {
   rows_.list_active_candidates();
   const std::span<const Row> rows = rows_.candidates();
   const std::span<const ActiveIndex> which = rows_.in_active();
@@ -308,8 +327,28 @@ Status LayerwiseFusor<Selector, Backend, Angles>::choose_among_active(std::int32
   return choose(inputs);
 }
 
-template <class Selector, class Backend, AngleRule Angles>
-bool LayerwiseFusor<Selector, Backend, Angles>::narrows() const {
+// Reused rows that do not run. It reads what merge() overwrites.
+template <class Selector, class Backend, AngleRule Angles, class Drift>
+template <class FreshKeys, class FreshValues, class Keys, class Values>
+Status LayerwiseFusor<Selector, Backend, Angles, Drift>::move_rest(const FreshKeys& fresh_keys,
+                                                                   const FreshValues& fresh_values, const Keys& keys,
+                                                                   const Values& values) {
+  const std::span<float> moves = drift_.memory;
+  const std::size_t needed = runs_.all().size() * (std::max)(detail::row_values(keys), detail::row_values(values));
+  if (moves.size() < needed) {
+    return Status::error(StatusCode::insufficient_space, "needs %zu floats, has %zu", needed, moves.size())
+        .at("drift memory");
+  }
+  Stopwatch watch(report_.merge_s);
+  const std::span<const DriftRole> roles = rows_.drift_roles();
+  backend_.drift(fresh_keys, rows_.active(), runs_.all(), keys, roles, drift_.share, moves);
+  if (static_cast<const void*>(values.base) == static_cast<const void*>(keys.base)) return {};  // they moved along
+  backend_.drift(fresh_values, rows_.active(), runs_.all(), values, roles, drift_.share, moves);
+  return {};
+}
+
+template <class Selector, class Backend, AngleRule Angles, class Drift>
+bool LayerwiseFusor<Selector, Backend, Angles, Drift>::narrows() const {
   for (std::int32_t layer = selector_.first_layer() + 1; chooses_ && layer < shape_.layers; ++layer) {
     if (selector_.chooses_at(layer)) return true;
   }
@@ -318,8 +357,8 @@ bool LayerwiseFusor<Selector, Backend, Angles>::narrows() const {
 
 // All candidates of the first choice are scored again: with fewer of them a score that weighs one kind of deviation
 // against another would weigh anew.
-template <class Selector, class Backend, AngleRule Angles>
-Status LayerwiseFusor<Selector, Backend, Angles>::narrow_at(std::int32_t layer) {
+template <class Selector, class Backend, AngleRule Angles, class Drift>
+Status LayerwiseFusor<Selector, Backend, Angles, Drift>::narrow_at(std::int32_t layer) {
   const std::size_t count = rows_.candidates().size();
   ScoreInputs inputs{*prompt_, rows_.candidates(), {}, {}, mass_of(rows_.candidates()), layer};
   if constexpr (Selector::uses_keys) inputs.key_deviation = space_.key_deviation.first(count);
@@ -329,8 +368,8 @@ Status LayerwiseFusor<Selector, Backend, Angles>::narrow_at(std::int32_t layer) 
   return {};
 }
 
-template <class Selector, class Backend, AngleRule Angles>
-void LayerwiseFusor<Selector, Backend, Angles>::count_pass(std::int32_t layers) {
+template <class Selector, class Backend, AngleRule Angles, class Drift>
+void LayerwiseFusor<Selector, Backend, Angles, Drift>::count_pass(std::int32_t layers) {
   report_.rows_computed += std::int64_t{layers} * static_cast<std::int64_t>(rows_.active().size());
   // fuse() counted them if scores come from the last layer, and only outputs are active now.
   if (scored_layer() == shape_.layers - 1) return;
@@ -338,9 +377,10 @@ void LayerwiseFusor<Selector, Backend, Angles>::count_pass(std::int32_t layers) 
   report_.rows_selected = rows_.kept_reused();
 }
 
-template <class Selector, class Backend, AngleRule Angles>
+template <class Selector, class Backend, AngleRule Angles, class Drift>
 template <ReadablePlane Values>
-void LayerwiseFusor<Selector, Backend, Angles>::add_probed_layer(std::span<const float> mass, const Values& values) {
+void LayerwiseFusor<Selector, Backend, Angles, Drift>::add_probed_layer(std::span<const float> mass,
+                                                                        const Values& values) {
   Stopwatch watch(report_.score_s);
   // Weighed sums lie where weigh_mass() collects them.
   const std::span<float> sums = Selector::weighs_values ? space_.key_deviation : space_.attention_mass;

@@ -141,15 +141,16 @@ Status run_passes(Host& host, Source& source, Fusor& fusor, const Selector& sele
 // logits of `outputs` (rows ascending). All else is as with a LayerwiseHost (blend.hpp). Also errors: a budget that
 // narrows, on a host that cannot run ranges of layers; options.groups below 1; a probe that reports another number of
 // rows. A budget that narrows chooses every group's rows by the scores of the first choice, as nothing newer is known.
-template <PassHost Host, KvSource Source, class Selector, class Backend, AngleRule Angles>
+template <PassHost Host, KvSource Source, class Selector, class Backend, AngleRule Angles, class Drift>
 requires(!LayerwiseHost<Host>) Status
-    blend(Host& host, Source& source, LayerwiseFusor<Selector, Backend, Angles>& fusor, const Prompt& prompt,
+    blend(Host& host, Source& source, LayerwiseFusor<Selector, Backend, Angles, Drift>& fusor, const Prompt& prompt,
           std::span<const Row> outputs, std::span<std::byte> memory, PassReport* report = nullptr,
           const PassOptions& options = {}) {
   static_assert(Selector::timing != ScoreTiming::after_probe || ProbingPassHost<Host>,
                 "kvblend: this selector scores by a probe pass, which a PassHost does not offer without probe()");
   static_assert(Selector::timing != ScoreTiming::during_pass || ScoringPassHost<Host>,
                 "kvblend: this selector looks at fresh keys and values, so the host must have score()");
+  static_assert(!Drift::moves, "kvblend: reused rows drift by what a layer computes, which a PassHost does not show");
   PassReport unused;
   PassReport& out = report != nullptr ? *report : unused;
   out = {};

@@ -6,6 +6,7 @@
 
 #include <kvblend/core/types.hpp>
 #include <kvblend/fuse/backend.hpp>
+#include <kvblend/fuse/drift.hpp>
 #include <kvblend/fuse/place.hpp>
 #include <kvblend/memory/rows.hpp>
 #include <kvblend/rope/rotate.hpp>
@@ -40,6 +41,14 @@ struct PortableBackend : PortableMover {
     for (std::size_t i = 0; i < rows.size(); ++i) {
       copy_row(fresh, static_cast<std::int64_t>(i), destination, rows[i].value);
     }
+  }
+
+  template <ReadablePlane P, WritablePlane Q>
+  void drift(const P& fresh, std::span<const Row> rows, std::span<const PlacedRun> runs, const Q& reused,
+             std::span<const DriftRole> roles, double share, std::span<float> moves) const {
+    const std::int64_t tasks = static_cast<std::int64_t>(runs.size()) * reused.layout.heads();
+    for (std::int64_t task = 0; task < tasks; ++task) find_drift(fresh, rows, runs, reused, roles, share, moves, task);
+    move_rows(runs, reused, roles, moves, 0, rows_of(runs));
   }
 
   void top_k(std::span<const float> scores, std::int32_t k, std::span<std::uint64_t> scratch,

@@ -5,6 +5,7 @@
 
 #include <kvblend/core/status.hpp>
 #include <kvblend/core/types.hpp>
+#include <kvblend/fuse/drift.hpp>
 #include <kvblend/fuse/place.hpp>
 #include <kvblend/prompt/prompt.hpp>
 #include <kvblend/rope/angles.hpp>
@@ -37,11 +38,12 @@ struct FusorWorkspace {
   std::span<std::uint64_t> top_k_scratch;
   std::span<std::uint8_t> mandatory;  // per row: fresh, or its logits are wanted
   std::span<std::uint8_t> computed;   // per row: fresh KV replaces what would be placed at the current layer
+  std::span<DriftRole> roles;         // per row
   std::span<PlacedRun> runs;          // one a cached segment
   std::span<RotationTable> tables;    // one a run
   std::span<float> table_values;      // of all tables, one after the other: at least what was asked for
 
-  // Bytes to pass to make(): about 46 a row, and a table of head_dim floats for each cached segment, or for each of its
+  // Bytes to pass to make(): about 47 a row, and a table of head_dim floats for each cached segment, or for each of its
   // rows.
   template <AngleRule Angles>
   [[nodiscard]] static std::size_t bytes(const Prompt& prompt, std::int32_t head_dim,
@@ -100,6 +102,7 @@ struct FusorWorkspace {
     take(memory, used, tables, prompt.segments().size());
     take(memory, used, mandatory, rows);
     take(memory, used, computed, rows);
+    take(memory, used, roles, rows);
     return used;
   }
 
