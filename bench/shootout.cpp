@@ -263,8 +263,9 @@ void measure_model(const std::string& model, const Prompts& prompts, const Optio
   std::vector<std::vector<Job>> jobs;
   double weight = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    jobs.push_back(
-        jobs_of(results, {bench.name, prompts.name, static_cast<std::int32_t>(i + 1)}, selectors, options.ratios));
+    const ItemKey key{bench.name, prompts.name, static_cast<std::int32_t>(i + 1)};
+    results.forget_other(key, prompts.file.items[i].question);
+    jobs.push_back(jobs_of(results, key, selectors, options.ratios));
     weight += weight_of(jobs.back());
   }
   if (weight == 0) return;

@@ -34,6 +34,8 @@ SELECTORS = {
     "gradual_key_value_deviation": ("#e69f00", "o"),
     "floor(stored_score)": ("#009e73", "s"),
     "attention_value_mass": ("#a05cd6", "^"),
+    "drift(floor(stored_score))": ("#006b4f", "P"),
+    "drift(attention_value_mass)": ("#5b21b6", "*"),
 }
 MORE = ["#cc79a7", "#56b4e9", "#9c755f", "#b0a21b", "#e15759", "#76b7b2"]
 DEPTHS = [("layer 1", "#d55e00"), ("a quarter up", "#e69f00"), ("half-way", "#009e73"), ("last layer", "#2f7fc1")]

@@ -31,8 +31,10 @@ const char* const kReference = "key_value_deviation";  // what paired difference
 const char* const kAlone = ", alone";                  // behind the name of prompts whose passages were encoded so
 
 // The default of each situation, as chosen on the choosing half, until a calibration of the model says otherwise.
-json default_for(const std::string& selector) {
-  if (selector == "attention_value_mass") return to_string(kvblend::Situation::kv_in_memory);
+// `drifts`: whether the same was measured with drift too.
+json default_for(const std::string& selector, bool drifts) {
+  if (selector == "drift(attention_value_mass)") return to_string(kvblend::Situation::kv_in_memory);
+  if (selector == "attention_value_mass" && !drifts) return to_string(kvblend::Situation::kv_in_memory);
   if (selector == "floor(stored_score)") return to_string(kvblend::Situation::hide_loading);
   if (selector == "first_k") return to_string(kvblend::Situation::no_stored_scores);
   return nullptr;
@@ -56,6 +58,21 @@ std::map<GroupKey, Group> groups_of(const json& items) {
     }
   }
   return groups;
+}
+
+// Whether the same selector was measured with drift on all prompts and at all ratios that it was measured on without.
+bool drifts(const std::map<GroupKey, Group>& groups, const GroupKey& key) {
+  const auto& [model, prompts, selector, unused] = key;
+  for (const auto& [other, runs] : groups) {
+    if (std::tie(std::get<0>(other), std::get<1>(other), std::get<2>(other)) != std::tie(model, prompts, selector))
+      continue;
+    const auto found = groups.find(GroupKey(model, prompts, "drift(" + selector + ")", std::get<3>(other)));
+    if (found == groups.end()) return false;
+    for (const auto& run : runs) {
+      if (!found->second.contains(run.first)) return false;
+    }
+  }
+  return true;
 }
 
 std::vector<double> values(const Group& group, const char* field) {
@@ -149,6 +166,13 @@ const json* Results::find(const ItemKey& key) const {
   return nullptr;
 }
 
+void Results::forget_other(const ItemKey& key, const std::string& question) {
+  std::erase_if(json_["items"].get_ref<json::array_t&>(), [&](const json& item) {
+    return item["model"] == key.model && item["prompts"] == key.prompts && item["id"] == key.id &&
+           item["question"] != question;
+  });
+}
+
 json& Results::item(const ItemKey& key) {
   for (json& item : json_["items"]) {
     if (item["model"] == key.model && item["prompts"] == key.prompts && item["id"] == key.id) return item;
@@ -231,6 +255,10 @@ void Results::summarise() {
     const auto& [model, prompts, selector, ratio] = key;
     const std::vector<double> kls = values(group, "kl");
     const auto point = kvblend::kl_point(ratio, kls);
+    const json usual = default_for(selector, drifts(groups, key));
+    // Not every model has the same one, so they are put together under the situation's name too.
+    std::vector<std::string> names = {selector};
+    if (usual.is_string()) names.push_back("default, " + usual.get<std::string>());
     json entry = {{"model", model},
                   {"prompts", prompts},
                   {"selector", selector},
@@ -241,7 +269,7 @@ void Results::summarise() {
                   {"kl_p95", kvblend::upper_quantile(kls, 0.05)},
                   {"top1_agreement", mean(values(group, "top1"))},
                   {"n", kls.size()},
-                  {"default", default_for(selector)},
+                  {"default", usual},
                   {"rows", mean(values(group, "rows"))},
                   {"bytes_before", mean(values(group, "bytes_before"))}};
     double flops = 0;
@@ -264,10 +292,14 @@ void Results::summarise() {
     if (reference != groups.end()) {
       const Pairs pairs(group, reference->second);
       entry["to_key_value_deviation"] = pairs.compared();
-      if (selector != kReference) together[{prompts, selector, ratio}].push_back(pairs);
+      for (const std::string& name : names) {
+        if (selector != kReference) together[{prompts, name, ratio}].push_back(pairs);
+      }
     }
     const auto paper = groups.find(GroupKey(model, prompts + kAlone, kReference, ratio));
-    if (paper != groups.end()) to_alone[{prompts, selector, ratio}].emplace_back(group, paper->second);
+    for (const std::string& name : names) {
+      if (paper != groups.end()) to_alone[{prompts, name, ratio}].emplace_back(group, paper->second);
+    }
     summary.push_back(std::move(entry));
   }
   json& all_models = json_["together"] = json::array();

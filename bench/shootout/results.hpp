@@ -35,6 +35,8 @@ class Results {
   // not there is empty.
   kvblend::Status open(const std::string& path, const nlohmann::json& settings, bool restart);
 
+  // Drops what the item has if it is of another question: prompts are changed at times, and keep their numbers.
+  void forget_other(const ItemKey& key, const std::string& question);
   // The item's entry, a new one if there is none.
   nlohmann::json& item(const ItemKey& key);
   [[nodiscard]] bool has(const ItemKey& key, const std::string& selector, double ratio) const;

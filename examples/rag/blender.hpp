@@ -25,8 +25,9 @@ class Blender {
   // The pool must outlive it.
   explicit Blender(eigen_engine::ThreadPool& pool) : pool_(pool) {}
 
-  // Stored: the chunks' codec. Engine: a LayerwiseHost or a PassHost; Report: what its blend() fills.
-  template <kvblend::Codec Stored, class Engine, class Selector, class Report>
+  // Stored: the chunks' codec. Engine: a LayerwiseHost or a PassHost; Report: what its blend() fills. Drift: NoDrift or
+  // CommonDrift.
+  template <kvblend::Codec Stored, class Drift = kvblend::NoDrift, class Engine, class Selector, class Report>
   kvblend::Status run(Engine& engine, const Selector& selector, const kvblend::ModelIdentity& identity,
                       const kvblend::Prompt& prompt, std::span<const kvblend::ChunkSource> sources,
                       std::span<const kvblend::Row> outputs, Report& report) {
@@ -37,7 +38,13 @@ class Blender {
     KVBLEND_RETURN_IF_ERROR(loader.open(identity, prompt, sources, kStagingLayers, staging_));
     KVBLEND_RETURN_IF_ERROR(loader.start());
 
-    LayerwiseFusor<Selector, Backend> fusor(selector, Backend(eigen_engine::PoolExecutor(pool_)));
+    Drift drift;
+    if constexpr (Drift::moves) {
+      drift_.resize(Drift::floats(prompt, std::int64_t{identity.kv_heads} * identity.head_dim));
+      drift.memory = drift_;
+    }
+    LayerwiseFusor<Selector, Backend, ExactAngles, Drift> fusor(selector, Backend(eigen_engine::PoolExecutor(pool_)),
+                                                                drift);
     const std::size_t bytes = fusor.workspace_bytes(prompt, identity.head_dim);
     if (workspace_.size() < bytes) workspace_.resize(bytes);
     return blend(engine, loader, fusor, prompt, outputs, workspace_, &report);
@@ -47,6 +54,7 @@ class Blender {
   eigen_engine::ThreadPool& pool_;
   std::vector<std::byte> staging_;  // of the loader
   std::vector<std::byte> workspace_;
+  std::vector<float> drift_;
 };
 
 }  // namespace rag

@@ -81,7 +81,12 @@ Status EigenHost::blend(const Prompt& prompt, std::span<const ChunkSource> sourc
   blended_ = true;
   const std::array<Row, 1> outputs = {Row(prompt.rows() - 1)};
   BlendReport report;
+  const auto traits = selector_traits(selection.selector);
+  KVBLEND_RETURN_IF_ERROR(traits.status);
   KVBLEND_RETURN_IF_ERROR(with_selector(selection, [&](const auto& selector) {
+    if (traits.value.drifts) {
+      return blender_.run<F32Codec, CommonDrift>(*engine_, selector, identity_, prompt, sources, outputs, report);
+    }
     return blender_.run<F32Codec>(*engine_, selector, identity_, prompt, sources, outputs, report);
   }));
   run.load_s = report.fusor.load_s;

@@ -68,6 +68,10 @@ Status LlamaHost::check(const Selection& selection) const {
                          why.message())
         .at("selector %s", selection.selector.c_str());
   }
+  if (traits.value.drifts) {
+    return Status::error(StatusCode::unsupported, "moves rows by what each layer computes, and all run in one pass")
+        .at("selector %s", selection.selector.c_str());
+  }
   if (selection.schedule == "gradual" && !engine_->runs_ranges()) {
     return Status::error(StatusCode::unsupported, "needs ranges of layers, which are not run: %s",
                          engine_->route_reason().c_str())
@@ -180,6 +184,7 @@ Status LlamaHost::store_scores(std::vector<std::vector<TokenId>> probes) {
 
 Status LlamaHost::blend(const Prompt& prompt, std::span<const ChunkSource> sources, const Selection& selection,
                         Run& run, std::span<float> logits) {
+  KVBLEND_RETURN_IF_ERROR(check(selection));
   context_.clear();
   if (prompt.reused_rows() == 0 && prompt.exact_end().value < prompt.rows()) {
     KVBLEND_RETURN_IF_ERROR(prefill_behind_prefix(prompt, sources, run));

@@ -49,8 +49,8 @@ int main(int argc, char** argv) {
   auto* ratio_option =
       app.add_option("--ratio", ratio, "share of the reused tokens to recompute, in [0, 1]; default: the planner's");
   auto* selector_option = app.add_option("--selector", options.selector,
-                                         "what chooses them; default: attention_value_mass if the KV is in memory, "
-                                         "else first_k")
+                                         "what chooses them; default: drift(attention_value_mass) if the KV is in "
+                                         "memory, else first_k")
                               ->check(CLI::IsMember(rag::selector_names()));
   auto* schedule_option =
       app.add_option("--schedule", options.schedule, "the same share in every layer, or wide to narrow")

@@ -50,9 +50,14 @@ template <class Make>
 constexpr Entry entry(const char* name, Make, bool stored = false) {
   using S = decltype(Make{}(BinnedPrior{}));
   const bool weighs = S::timing == ScoreTiming::after_probe && S::uses_values;
-  return {{name, S::timing, weighs, stored}, [](const BinnedPrior& prior) -> std::unique_ptr<AnyScore> {
+  return {{name, S::timing, weighs, stored, false}, [](const BinnedPrior& prior) -> std::unique_ptr<AnyScore> {
             return std::make_unique<Held<S>>(Make{}(prior));
           }};
+}
+
+Entry drifting(Entry entry) {
+  entry.traits.drifts = true;
+  return entry;
 }
 
 using Prior = const BinnedPrior&;
@@ -102,6 +107,11 @@ const Entry kEntries[] = {
           return ProductScore<KeyValueDeviation, CalibratedScore>(KeyValueDeviation{}, CalibratedScore(prior));
         },
         true),
+    drifting(entry("drift(key_value_deviation)", [](Prior) { return KeyValueDeviation{}; })),
+    drifting(entry("drift(attention_value_mass)", [](Prior) { return AttentionValueMass{}; })),
+    drifting(entry(
+        "drift(floor(stored_score))", [](Prior prior) { return ChunkFloor<CalibratedScore>(CalibratedScore(prior)); },
+        true)),
 };
 
 const Entry* find(std::string_view name) {

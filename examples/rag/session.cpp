@@ -23,6 +23,9 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Of KV in memory, the first that the host can run; of KV in files, the last.
+constexpr std::array<const char*, 3> kOwnChoices = {"drift(attention_value_mass)", "attention_value_mass", "first_k"};
+
 }  // namespace
 
 std::vector<std::string> selector_names() {
@@ -37,7 +40,7 @@ Result<std::unique_ptr<Session>> Session::open(const Options& options, std::uniq
   std::unique_ptr<Session> session(new Session(options, std::move(host), std::move(tokenizer.value)));
   std::string& selector = session->options_.selector;
   session->own_choice_ = selector.empty();
-  if (selector.empty()) selector = options.store == "memory" ? "attention_value_mass" : "first_k";
+  if (selector.empty()) selector = options.store == "memory" ? kOwnChoices.front() : kOwnChoices.back();
   const auto traits = selector_traits(selector);
   KVBLEND_RETURN_IF_ERROR(traits.status);
   bool scores = traits.value.needs_stored_scores;
@@ -166,7 +169,9 @@ Status Session::run(PromptFile file, Report& report) {
   if (calibration_) KVBLEND_RETURN_IF_ERROR(check_calibration());
   if (!options_.ratio && !calibration_ && !host_->can_plan()) options_.ratio = PlannerOptions().r_min;
   if (!calibration_) {
-    if (own_choice_ && !host_->check(selection(options_.selector, 1)).ok()) options_.selector = "first_k";
+    for (const char* name : kOwnChoices) {
+      if (own_choice_ && !host_->check(selection(options_.selector, 1)).ok()) options_.selector = name;
+    }
     KVBLEND_RETURN_IF_ERROR(host_->check(selection(options_.selector, options_.ratio.value_or(1))));
   }
 

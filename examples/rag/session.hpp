@@ -27,7 +27,7 @@ struct Options {
   std::string calibration;        // of kvblend-calibrate; empty: the engine is measured, and `selector` is taken. What
                                   // passages are encoded behind is the calibration's, or else the prompt file's
   std::optional<double> ratio;    // empty: the planner's
-  std::string selector;           // empty: attention_value_mass of KV in memory, where the host tells attention; else
+  std::string selector;           // empty: attention_value_mass of KV in memory, with drift where the host can, or else
                                   // first_k, which hides all loading
   std::string schedule = "flat";  // or gradual
   std::string store = "memory";   // or file
