@@ -18,59 +18,64 @@ INSTRUCTIONS = "You are a helpful assistant. Answer the question from the passag
 FIRST = "Alvin Berta Casimir Dorothea Edgar Felicity Gustav Helena Ivor Josephine Konrad Lavinia Magnus Nerissa Osbert Philippa".split()
 LAST = "Ashdown Brackwater Carlow Dunmore Ellery Farrow Greaves Halloran Inskip Jessop Kettering Lorimer Marchbank Norcott Oakhurst Pemberly".split()
 TOWNS = "Abberley Brightwater Coldharbour Dunsford Eastmere Fallowfield Greenholm Hartsby Ingleton Kingsmoor Lindhaven Marlowick Northgate Oldbury Pinecrest Queensferry".split()
-TRADES = "baker carpenter clockmaker gardener glassblower miller potter saddler tailor weaver".split()
 COLOURS = "red blue green yellow white black purple orange".split()
 ANIMALS = "horse dog cat goat parrot donkey rabbit sheep".split()
-INSTRUMENTS = "violin flute trumpet piano guitar harp drum cello".split()
 
 FILLER = [
-    "{name} was born in {town} and moved to {other} at the age of {age}.",
-    "The market of {town} is held every {day} and draws visitors from {other}.",
-    "{name} worked as a {trade} for {age} years before turning to writing letters.",
-    "The road from {town} to {other} was paved in {year} and widened {age} years later.",
-    "In {year} a storm damaged the roof of the town hall of {town}.",
-    "{name} kept a {colour} notebook in which every visitor was listed.",
-    "The bridge of {town} was designed by {name} and opened in {year}.",
-    "The library of {town} lends more than {year} books a month.",
-    "{name} plays the {instrument} in the orchestra of {town} on {day}s.",
-    "The old mill near {other} belongs to the family of {name}.",
-    "The school of {town} was founded in {year} by a {trade} from {other}.",
-    "Every {day} the bells of {town} ring {age} times.",
+    "In {season} the {animals} of the valley move to lower ground, where the {plants} grow thicker.",
+    "Most {things} made of {material} last for decades if they are kept dry and out of the sun.",
+    "The {dish} is cooked slowly over a low fire and served with {plants} and a little salt.",
+    "Visitors are asked to leave their {things} at the entrance and to speak quietly in the {rooms}.",
+    "Rain fell for {number} days, and the water in the {places} rose above the second step.",
+    "A thick layer of {material} keeps the {rooms} cool in {season} and warm at night.",
+    "The guide explained how {things} were once carried across the {places} by hand.",
+    "Nobody remembers who planted the {plants} that now cover the old {places}.",
+    "Each {season} the workshop repairs about {number} {things} and sells the rest at a low price.",
+    "When the wind turns, the {animals} fall silent and the {places} look empty.",
+    "The recipe calls for {number} spoons of flour, some {plants} and a good deal of patience.",
+    "Long walls of {material} divide the fields, and {animals} graze between them.",
+    "The {rooms} of the museum show {things} from before the age of steam.",
+    "Children learn to mend {things} before they learn to read, as their parents did.",
+    "After {number} years the {material} had turned grey, but it held the weight of the roof.",
+    "Early in {season} the fog hangs over the {places} until the middle of the day.",
+    "The {dish} tastes best on the day after it was made, with {plants} on top.",
+    "Engineers measured the {places} {number} times and found nothing to worry about.",
+    "Some {animals} live in the {rooms} under the roof and come out only after dark.",
+    "The catalogue lists {number} kinds of {plants}, of which most are no longer grown.",
+    "A cart loaded with {things} blocked the way to the {places} for most of the morning.",
+    "The floor is laid with {material}, which is cleaned twice in {season}.",
+    "Before the harvest the {plants} are tied up so that the {animals} cannot reach them.",
+    "Letters about the {places} are kept in boxes of {material} in the {rooms} upstairs.",
 ]
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+SLOTS = {
+    "season": "spring summer autumn winter".split(),
+    "animals": "deer herons otters swallows beetles hares bats frogs".split(),
+    "plants": "nettles herbs mosses beans willows onions ferns grapes".split(),
+    "things": "baskets lamps tools ropes kettles boats wheels blankets".split(),
+    "material": "oak slate clay iron wool copper straw granite".split(),
+    "dish": "soup stew pie porridge bread dumpling".split(),
+    "rooms": "halls cellars attics galleries kitchens corridors".split(),
+    "places": "meadows quarries canals orchards cliffs marshes terraces harbours".split(),
+    "number": "three five six nine eleven twelve twenty forty".split(),
+}
 
 
 class Maker:
     def __init__(self, seed):
         self.random = random.Random(seed)
 
-    def names(self, count):
-        firsts = self.random.sample(FIRST, count)
-        lasts = self.random.sample(LAST, count)
-        return [f"{first} {last}" for first, last in zip(firsts, lasts)]
+    def name(self):
+        return f"{self.random.choice(FIRST)} {self.random.choice(LAST)}"
 
-    def filler(self, names, sentences):
-        """Sentences about others, of which none answers a question."""
-        out = []
-        for template in self.random.sample(FILLER, sentences):
-            town, other = self.random.sample(TOWNS, 2)
-            out.append(
-                template.format(
-                    name=self.random.choice(names),
-                    town=town,
-                    other=other,
-                    trade=self.random.choice(TRADES),
-                    colour=self.random.choice(COLOURS),
-                    instrument=self.random.choice(INSTRUMENTS),
-                    day=self.random.choice(DAYS),
-                    year=self.random.randint(1801, 1990),
-                    age=self.random.randint(11, 60),
-                )
-            )
-        return out
+    def filler(self, sentences):
+        """Sentences of which none looks like an answer."""
+        return [
+            template.format(**{slot: self.random.choice(words) for slot, words in SLOTS.items()})
+            for template in self.random.sample(FILLER, sentences)
+        ]
 
-    def passages(self, names):
-        return [self.filler(names, 8) for _ in range(PASSAGES)]
+    def passages(self):
+        return [self.filler(8) for _ in range(PASSAGES)]
 
     @staticmethod
     def with_facts(passages, facts):
@@ -97,47 +102,44 @@ class Maker:
 
     def one_fact(self):
         """The same passages, question and fact, with the fact in each passage in turn."""
-        names = self.names(9)
-        sentence, question, answer = self.fact(names[0])
-        passages = self.passages(names[1:])
+        sentence, question, answer = self.fact(self.name())
+        passages = self.passages()
         for i in range(PASSAGES):
             yield f"one_fact_{i + 1}_of_{PASSAGES}", question, [answer], self.with_facts(passages, {i: sentence})
 
     def two_facts(self, a, b):
-        names = self.names(9)
+        name = self.name()
         town = self.random.choice(TOWNS)
         code = str(self.random.randint(1000, 9999))
-        facts = {a: f"The lighthouse of {town} is kept by {names[0]}.", b: f"The secret code of {names[0]} is {code}."}
+        facts = {a: f"The lighthouse of {town} is kept by {name}.", b: f"The secret code of {name} is {code}."}
         question = f"What is the secret code of the keeper of the lighthouse of {town}?"
-        return f"two_facts_{a + 1}_{b + 1}", question, [code], self.with_facts(self.passages(names[1:]), facts)
+        return f"two_facts_{a + 1}_{b + 1}", question, [code], self.with_facts(self.passages(), facts)
 
     def correction(self, a, b):
-        names = self.names(9)
+        name = self.name()
         old, new = self.random.sample(TOWNS, 2)
         facts = {
-            a: f"The office of {names[0]} is in {old}.",
-            b: f"Correction: the office of {names[0]} is no longer in {old}; it has moved to {new}.",
+            a: f"The office of {name} is in {old}.",
+            b: f"Correction: the office of {name} is no longer in {old}; it has moved to {new}.",
         }
-        question = f"In which town is the office of {names[0]} now?"
-        return "correction", question, [new], self.with_facts(self.passages(names[1:]), facts)
+        question = f"In which town is the office of {name} now?"
+        return "correction", question, [new], self.with_facts(self.passages(), facts)
 
     def near_duplicates(self, position):
-        names = self.names(9)
-        last = names[0].split()[1]
-        firsts = [names[0].split()[0]] + [name for name in FIRST if name != names[0].split()[0]]
+        firsts = self.random.sample(FIRST, PASSAGES)
+        last = self.random.choice(LAST)
         codes = self.random.sample(range(1000, 9999), PASSAGES)
         facts = {}
         for i in range(PASSAGES):
-            who = firsts[0] if i == position else firsts[1 + i]
-            facts[i] = f"The secret code of {who} {last} is {codes[i]}."
-        question = f"What is the secret code of {names[0]}?"
-        return "near_duplicates", question, [str(codes[position])], self.with_facts(self.passages(names[1:]), facts)
+            facts[i] = f"The secret code of {firsts[i]} {last} is {codes[i]}."
+        question = f"What is the secret code of {firsts[position]} {last}?"
+        return "near_duplicates", question, [str(codes[position])], self.with_facts(self.passages(), facts)
 
 
 def main():
     parser = argparse.ArgumentParser(description="Makes synthetic prompts.")
     parser.add_argument("--seed", type=int, default=20240527)
-    parser.add_argument("--each", type=int, default=4, help="prompts of a group")
+    parser.add_argument("--each", type=int, default=6, help="prompts of a group")
     parser.add_argument("--out", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "synthetic.json"))
     options = parser.parse_args()
     maker = Maker(options.seed)
