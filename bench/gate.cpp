@@ -48,6 +48,7 @@ constexpr std::array<const char*, conditions> kTexts = {"as the engine stored it
 
 struct Options {
   std::string model = KVBLEND_MODEL_PATH;
+  std::string context = rag::kUsualContext;
   std::string json;
   std::string header;
   int questions = 32;
@@ -89,10 +90,11 @@ Chunk copy_of(const Chunk& chunk) {
   return std::move(copy.value);
 }
 
-// Turns all keys from where `stored` has them at position `from` and on to where the chunk's own ropes do at `to`.
+// Turns all keys from where `stored` has them to where the chunk's own ropes do `by` positions on.
 template <class Stored>
-void turn(Chunk& chunk, int from, int to, Stored stored) {
-  const ShiftRun run{Row(0), 0, chunk.tokens(), Position(from), Position(to)};
+void turn(Chunk& chunk, int by, Stored stored) {
+  const Position from = chunk.identity().first_position;
+  const ShiftRun run{Row(0), 0, chunk.tokens(), from, from + by};
   std::vector<float> scratch;
   for (std::int32_t layer = 0; layer < chunk.layers(); ++layer) {
     const RopeSpec& rope = chunk.identity().rope(layer);
@@ -126,8 +128,8 @@ std::vector<ChunkHandle> with_fault(const std::vector<ChunkHandle>& good, Condit
     switch (fault) {
       case healthy:
       case conditions: break;
-      case rotated_by_one: turn(chunk, 0, 1, [](const RopeSpec& rope) { return rope; }); break;
-      case wrong_base: turn(chunk, 0, 0, ten_times_the_base); break;
+      case rotated_by_one: turn(chunk, 1, [](const RopeSpec& rope) { return rope; }); break;
+      case wrong_base: turn(chunk, 0, ten_times_the_base); break;
       case swapped_values:
         if (i == 1) values_from(chunk, *good.back());
         if (i + 1 == good.size()) values_from(chunk, *good[1]);
@@ -188,12 +190,13 @@ void measure(rag::EigenHost& host, const eigen_engine::Tokenizer& tokenizer, con
   std::vector<TokenId> text(other.all.begin() + static_cast<std::ptrdiff_t>(other.reusable.front().size()),
                             other.all.end());
   text.resize(static_cast<std::size_t>(good[good.size() / 2]->tokens()));
-  const auto other_text = host.encode(text, {});
+  const auto other_text = host.encode(text, item.context);
   require(other_text.status, "another text");
   require(trial.recompute(options.answer_tokens), "full recompute");
   const Chunk exact = layer_0(host, item);
-  std::vector<Row> reused;
-  for (std::int32_t i = 0; i < trial.reused_rows(); ++i) reused.emplace_back(good.front()->tokens() + i);
+  std::vector<Row> reused;  // all that lie between exact ones and the question
+  const std::int32_t question = trial.rows() - static_cast<std::int32_t>(item.question.size());
+  for (std::int32_t row = question - trial.reused_rows(); row < question; ++row) reused.emplace_back(row);
 
   for (int c = 0; c < conditions; ++c) {
     const auto condition = static_cast<Condition>(c);
@@ -400,6 +403,7 @@ int main(int argc, char** argv) {
   Options options;
   CLI::App app("What the quality gate finds of a real model's blends, healthy and faulty.", "kvblend_bench_gate");
   app.add_option("--model", options.model, "GGUF file that kvblend's own engine runs")->capture_default_str();
+  app.add_option("--context", options.context, rag::kContextHelp)->capture_default_str();
   app.add_option("--questions", options.questions, "of the choosing half, from the first on")
       ->check(CLI::Range(8, 36))
       ->capture_default_str();
@@ -423,27 +427,31 @@ int main(int argc, char** argv) {
   auto& host = static_cast<rag::EigenHost&>(*opened.value);
   const auto tokenizer = eigen_engine::Tokenizer::load(options.model.c_str());
   require(tokenizer.status, "--model");
-  require(host.reserve(options.tokens + options.answer_tokens + 8), "--tokens");
-  const auto file = rag::read_prompt_file(std::string(KVBLEND_PROMPTS) + "/musique_choosing.json");
+  auto file = rag::read_prompt_file(std::string(KVBLEND_PROMPTS) + "/musique_choosing.json");
   require(file.status, "prompts");
+  auto passages = rag::read_context(options.context);
+  require(passages.status, "--context");
+  file.value.context = std::move(passages.value);
+  const std::string context = rag::describe(file.value.context);
   const auto tokens_of = [&](std::size_t item) {
     auto tokens =
         rag::tokenize(tokenizer.value, file.value, file.value.items[item], static_cast<std::size_t>(options.tokens));
     require(tokens.status, "tokens");
+    require(rag::check_context(tokens.value, host.context()), "--context");
     return std::move(tokens.value);
   };
+  rag::TokenizedItem item = tokens_of(0);
+  // A part is no longer than a prompt may be.
+  const auto before = static_cast<std::int32_t>(item.context.size());
+  require(host.reserve(options.tokens + std::max(before, options.answer_tokens + 8)), "--tokens");
 
   // What was measured is kept after each question.
   Measured all;
   nlohmann::json json;
-  const nlohmann::json settings = {{"model", host.identity().name},
-                                   {"tokens", options.tokens},
-                                   {"answer_tokens", options.answer_tokens},
-                                   {"prompts", "musique_choosing"},
-                                   {"conditions", kNames},
-                                   {"selectors", kSelectors},
-                                   {"ratio", kRatio},
-                                   {"raised", GateOptions().raise * kRatio}};
+  const nlohmann::json settings = {
+      {"model", host.identity().name}, {"tokens", options.tokens}, {"answer_tokens", options.answer_tokens},
+      {"prompts", "musique_choosing"}, {"context", context},       {"conditions", kNames},
+      {"selectors", kSelectors},       {"ratio", kRatio},          {"raised", GateOptions().raise * kRatio}};
   if (std::ifstream stream(options.json, std::ios::binary); stream && !options.restart) {
     json = nlohmann::json::parse(stream, nullptr, false);
     if (!json.is_object() || json.value("settings", nlohmann::json()) != settings) {
@@ -467,7 +475,6 @@ int main(int argc, char** argv) {
 
   const std::size_t questions = std::max(static_cast<std::size_t>(options.questions), all.placement[healthy].size());
   std::size_t rows = 0;
-  rag::TokenizedItem item = tokens_of(0);
   for (std::size_t q = 0; q < questions; ++q) {
     rag::TokenizedItem next = tokens_of(q + 1);
     rows += item.all.size();
@@ -483,9 +490,10 @@ int main(int argc, char** argv) {
   char about[256];
   std::snprintf(about, sizeof(about), "%.80s, MuSiQue's questions 1 to %zu, %zu tokens a prompt, up to %d of an answer",
                 host.identity().name.c_str(), questions, rows / questions, options.answer_tokens);
-  std::printf("%s\n", about);
+  const std::string encoded = "passages encoded behind: " + context;
+  std::printf("%s\n%s\n", about, encoded.c_str());
   json["gate"] = study(all, options);
   save();
-  if (!options.header.empty()) write_header(all, about, options.header);
+  if (!options.header.empty()) write_header(all, std::string(about) + ";\n// " + encoded, options.header);
   return 0;
 }
