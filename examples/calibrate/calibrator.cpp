@@ -19,15 +19,19 @@ using namespace kvblend;
 
 namespace {
 
-// The cheap ones first: a later one becomes the default only where it is better beyond doubt.
-const std::array<const char*, 4> kSelectors = {"first_k", "key_value_deviation", "floor(stored_score)",
-                                               "attention_value_mass"};
+// The cheap ones first: a later one becomes the default only where it is better beyond doubt. The last only where the
+// one before cannot run.
+const std::array<const char*, 5> kSelectors = {"first_k", "key_value_deviation", "floor(stored_score)",
+                                               "drift(attention_value_mass)", "attention_value_mass"};
 const std::array<double, 3> kRatios = {0.05, 0.15, 0.30};
 constexpr double kTrialRatio = 0.15;
 constexpr std::size_t kLeastItems = 8;
 constexpr std::size_t kPriorItems = 2;
 constexpr double kShareRaised = 0.2;
 constexpr double kShareRecomputed = 0.05;
+// Candidates for the gate's signal. The first is known before rows are chosen, the second after the blend.
+constexpr const char* kAttentionShare = "share of the question's attention to stored tokens that goes to reused ones";
+constexpr const char* kMoved = "KL of the first token, blend to full reuse";
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -102,10 +106,13 @@ Result<rag::CalibrationFile> Calibrator::run(const rag::PromptFile& prompts) {
 }
 
 Status Calibrator::choose_selectors() {
-  for (const char* name : kSelectors) {
+  const auto runs = [this](const char* name) {
     rag::Selection selection;
     selection.selector = name;
-    if (!host_->check(selection).ok()) continue;
+    return host_->check(selection).ok();
+  };
+  for (const char* name : kSelectors) {
+    if (!runs(name) || (name == kSelectors[4] && runs(kSelectors[3]))) continue;
     const auto traits = rag::selector_traits(name);
     KVBLEND_RETURN_IF_ERROR(traits.status);
     SelectorQuality quality;
@@ -198,6 +205,11 @@ Status Calibrator::measure_item(const rag::PromptFile& prompts, std::size_t inde
   const std::vector<std::string> no_answers;  // KL is what is measured
   const auto trial = rag::Trial::open(*host_, tokenizer_, item.value, no_answers, options_.answer_tokens);
   KVBLEND_RETURN_IF_ERROR(trial.status);
+  if (host_->reports_attention()) {
+    const auto share = trial.value->attention_share();
+    KVBLEND_RETURN_IF_ERROR(share.status);
+    attention_shares_.push_back(share.value);
+  }
   for (Series& series : series_) {
     rag::Selection selection;
     selection.selector = out_.quality.selectors[series.selector].name;
@@ -228,10 +240,10 @@ Status Calibrator::settle() {
   const SelectorDefault& usual = q.of(Situation::kv_in_memory);
   for (const Series& series : series_) {
     if (static_cast<std::int32_t>(series.selector) != usual.selector || series.ratio != kTrialRatio) continue;
-    const auto limits = signal_limits(series.moved, series.kls, kShareRaised, kShareRecomputed);
-    KVBLEND_RETURN_IF_ERROR(limits.status);
-    q.signal_limits = limits.value;
-    if (limits.value.raise_at < SignalLimits().raise_at) q.signal = "KL of the first token, blend to full reuse";
+    std::vector<SignalTrial> signals;
+    if (!attention_shares_.empty()) signals.push_back({kAttentionShare, attention_shares_});
+    signals.push_back({kMoved, series.moved});
+    return settle_signal(q, signals, series.kls, kShareRaised, kShareRecomputed);
   }
   return {};
 }

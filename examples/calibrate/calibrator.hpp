@@ -68,7 +68,8 @@ class Calibrator {
   eigen_engine::Tokenizer tokenizer_;
   rag::CalibrationFile out_;
   std::vector<Series> series_;
-  std::size_t measured_ = 0;  // prompts
+  std::vector<double> attention_shares_;  // per prompt; empty on hosts that do not report attention
+  std::size_t measured_ = 0;              // prompts
 };
 
 }  // namespace calibrate

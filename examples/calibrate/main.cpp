@@ -42,7 +42,12 @@ void print(const rag::CalibrationFile& file) {
   }
   for (const rag::TierSpeed& tier : file.tiers)
     std::printf("%s: %.2f GB/s\n", tier.name.c_str(), tier.bytes_per_s / 1e9);
-  std::printf("signal for the gate: %s\n", q.signal.empty() ? "none tells good requests from bad" : q.signal.c_str());
+  if (q.signal.empty()) {
+    std::printf("signal for the gate: none tells good requests from bad\n");
+  } else {
+    std::printf("signal for the gate: %s; raise the ratio above %.3g, recompute above %.3g\n", q.signal.c_str(),
+                q.signal_limits.raise_at, q.signal_limits.recompute_at);
+  }
 }
 
 }  // namespace

@@ -226,32 +226,37 @@ Result<RequestSignals> Trial::signals() {
   out.key_deviation = seen.key_deviation;
   out.value_deviation = seen.value_deviation;
   if (!host_.reports_attention()) return out;
-
-  ProbeSums sums;
-  Selection nothing;
-  host_.clear();
-  KVBLEND_RETURN_IF_ERROR(host_.blend(prompt_, sources_, nothing, run, logits));
-  KVBLEND_RETURN_IF_ERROR(host_.truncate(prompt_.rows() - static_cast<std::int32_t>(item_.question.size())));
-  KVBLEND_RETURN_IF_ERROR(host_.probe(item_.question, sums));
-  double all = 0;
-  double reused = 0;
-  for (std::size_t row = 0; row < sums.mass.size(); ++row) {
-    all += static_cast<double>(sums.mass[row]);
-    if (static_cast<std::int32_t>(row) >= prompt_.exact_end().value) reused += static_cast<double>(sums.mass[row]);
-  }
-  out.attention_share = all > 0 ? reused / all : 0;
+  const auto share = attention_share();
+  KVBLEND_RETURN_IF_ERROR(share.status);
+  out.attention_share = share.value;
   return out;
 }
 
-Status Trial::add_to(PriorSums& prior) {
-  ProbeSums sums;
+Status Trial::probe(ProbeSums& out) {
   Selection nothing;
   Run run;
   std::vector<float> logits(static_cast<std::size_t>(host_.vocabulary()));
   host_.clear();
   KVBLEND_RETURN_IF_ERROR(host_.blend(prompt_, sources_, nothing, run, logits));
   KVBLEND_RETURN_IF_ERROR(host_.truncate(prompt_.rows() - static_cast<std::int32_t>(item_.question.size())));
-  KVBLEND_RETURN_IF_ERROR(host_.probe(item_.question, sums));
+  return host_.probe(item_.question, out);
+}
+
+Result<double> Trial::attention_share() {
+  ProbeSums sums;
+  KVBLEND_RETURN_IF_ERROR(probe(sums));
+  double all = 0;
+  double reused = 0;
+  for (std::size_t row = 0; row < sums.mass.size(); ++row) {
+    all += static_cast<double>(sums.mass[row]);
+    if (static_cast<std::int32_t>(row) >= prompt_.exact_end().value) reused += static_cast<double>(sums.mass[row]);
+  }
+  return all > 0 ? reused / all : 0.0;
+}
+
+Status Trial::add_to(PriorSums& prior) {
+  ProbeSums sums;
+  KVBLEND_RETURN_IF_ERROR(probe(sums));
   const double terms = static_cast<double>(item_.question.size());  // the rest is the same for all prompts of a model
   for (const Segment& segment : prompt_.segments()) {
     if (segment.kind != SegmentKind::cached || segment.exact || segment.chunk->scores.empty()) continue;

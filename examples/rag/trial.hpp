@@ -72,6 +72,9 @@ class Trial {
   [[nodiscard]] const Outcome& reuse() const { return reuse_; }
   kvblend::Result<Outcome> blend(const Selection& selection);
   kvblend::Result<RequestSignals> signals();
+  // RequestSignals' own, by a full reuse and a pass of the question's rows: what a blend that chooses after a probe
+  // knows before it chooses. On hosts that report attention.
+  kvblend::Result<double> attention_share();
   // Adds the reused rows' attention under full reuse to what a prior is made of. On hosts that report attention, with
   // stored scores.
   kvblend::Status add_to(PriorSums& sums);
@@ -91,6 +94,8 @@ class Trial {
       : host_(host), tokenizer_(tokenizer), item_(item), answers_(answers) {}
 
   kvblend::Status encode();
+  // The question's attention under full reuse.
+  kvblend::Status probe(ProbeSums& out);
   kvblend::Status judge(const std::vector<float>& first, Outcome& out);
   // Greedy, behind the cached rows.
   kvblend::Status decode(std::vector<float> logits, std::int32_t most, std::vector<kvblend::TokenId>& out,

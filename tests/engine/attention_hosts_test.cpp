@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Both hosts of examples/rag on one real model: where attention goes, scores that are stored with chunks, and blends
-// that choose by either.
+// Both hosts of examples/rag: where attention goes, scores that are stored with chunks, blends that choose by either,
+// and the share of a question's attention that a calibration takes for a request's signal.
+#include <rag/trial.hpp>
+
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -12,6 +14,7 @@
 #include <string>
 
 #include "engine/host_fixture.hpp"
+#include "llama_cpp/tiny_gguf.hpp"
 
 using namespace engine_fixture;
 using namespace kvblend;
@@ -19,6 +22,53 @@ using namespace kvblend;
 namespace {
 
 constexpr std::int32_t kChunk = 50;
+
+// The fusor's sum over the rows that a probing blend may choose, against the probe's sum over the exact ones.
+void check_share(rag::Host& host, int vocabulary) {
+  rag::TokenizedItem item;
+  item.reusable = {random_tokens(20, vocabulary, 11), random_tokens(12, vocabulary, 12),
+                   random_tokens(9, vocabulary, 13)};
+  item.question = random_tokens(7, vocabulary, 14);
+  item.context = random_tokens(16, vocabulary, 15);
+  const eigen_engine::Tokenizer tokenizer;
+  const std::vector<std::string> answers;
+  const auto trial = rag::Trial::open(host, tokenizer, item, answers, 0);
+  require_ok(trial.status);
+  const auto share = trial.value->attention_share();
+  require_ok(share.status);
+
+  std::vector<ChunkInfo> infos;
+  for (const ChunkHandle& chunk : trial.value->chunks()) infos.push_back(chunk->info());
+  std::vector<Segment> segments;
+  std::vector<ChunkSource> sources;
+  for (std::size_t i = 0; i < infos.size(); ++i) {
+    segments.push_back(cached_segment(infos[i]));
+    sources.emplace_back(trial.value->chunks()[i]);
+  }
+  segments.push_back(fresh_segment(item.question));
+  sources.emplace_back();
+  const auto prompt = Prompt::make(segments, Position(1000));
+  require_ok(prompt.status);
+  rag::ScoresSeen seen;
+  rag::Selection selection;
+  selection.selector = "attention_mass";
+  selection.ratio = 0.5;
+  selection.seen = &seen;
+  rag::Run run;
+  std::vector<float> logits(static_cast<std::size_t>(host.vocabulary()));
+  host.clear();
+  require_ok(host.blend(prompt.value, sources, selection, run, logits));
+  CHECK(seen.rows == 21);
+  rag::ProbeSums sums;
+  host.clear();
+  require_ok(host.blend(prompt.value, sources, {}, run, logits));
+  require_ok(host.truncate(41));
+  require_ok(host.probe(item.question, sums));
+  double exact = 0;
+  for (std::size_t row = 0; row < 20; ++row) exact += static_cast<double>(sums.mass[row]);
+  CHECK(exact > 0);
+  CHECK(share.value == doctest::Approx(seen.attention / (seen.attention + exact)).epsilon(1e-4));
+}
 
 }  // namespace
 
@@ -39,6 +89,7 @@ TEST_CASE("attention and stored scores of two engines agree on SmolLM2") {
   const auto scored = eigen->encode(chunk, {});
   require_ok(scored.status);
   const std::vector<float> scores(scored.value->scores().begin(), scored.value->scores().end());
+  check_share(*eigen, 40000);
 
   for (const bool flash : {true, false}) {
     CAPTURE(flash);
@@ -111,4 +162,49 @@ TEST_CASE("attention and stored scores of two engines agree on SmolLM2") {
     blend("attention_mass", 1);
     CHECK(logits == full);
   }
+}
+
+TEST_CASE("the share of a question's attention is what a blend that probes sees of it") {
+  const tiny_gguf::TemporaryFile file("share.gguf");
+  tiny_gguf::write_decoder(file.path(), "llama");
+  const auto host = opened(rag::LlamaHost::open(file.path(), llama(false)));
+  require_ok(host->reserve(100));
+  check_share(*host, tiny_gguf::kVocabulary);
+}
+
+TEST_CASE("a host of whole passes refuses drift by name and the other host blends with it") {
+  rag::Selection selection;
+  selection.selector = "drift(attention_value_mass)";
+  selection.ratio = 0.3;
+  const tiny_gguf::TemporaryFile file("drift.gguf");
+  tiny_gguf::write_decoder(file.path(), "llama");
+  const auto passes = opened(rag::LlamaHost::open(file.path(), llama(false)));
+  require_ok(passes->reserve(100));
+  const Status refused = passes->check(selection);
+  CHECK(refused.code() == StatusCode::unsupported);
+  CHECK(std::string(refused.where()) == "selector drift(attention_value_mass)");
+
+  const auto layers = opened(rag::EigenHost::open(KVBLEND_TEST_MODEL, 2));
+  require_ok(layers->reserve(100));
+  require_ok(layers->check(selection));
+  const auto passage = random_tokens(40, 40000, 1);
+  const auto chunk = layers->encode(passage, random_tokens(20, 40000, 2));
+  require_ok(chunk.status);
+  const ChunkInfo info = chunk.value->info();
+  const auto question = random_tokens(8, 40000, 3);
+  std::vector<Segment> segments = {fresh_segment(question), cached_segment(info), fresh_segment(question)};
+  const std::vector<ChunkSource> sources = {{}, ChunkSource(chunk.value), {}};
+  const auto prompt = Prompt::make(segments, Position(1000));
+  require_ok(prompt.status);
+  const auto blend = [&](const char* name, double ratio) {
+    selection.selector = name;
+    selection.ratio = ratio;
+    std::vector<float> logits(static_cast<std::size_t>(layers->vocabulary()));
+    rag::Run run;
+    layers->clear();
+    require_ok(layers->blend(prompt.value, sources, selection, run, logits));
+    return logits;
+  };
+  CHECK(blend("drift(attention_value_mass)", 0.3) != blend("attention_value_mass", 0.3));
+  CHECK(blend("drift(attention_value_mass)", 1) == blend("attention_value_mass", 1));
 }

@@ -151,7 +151,7 @@ TEST_CASE("a context is named by what it has") {
   CHECK(rag::describe(other) != name);
 }
 
-TEST_CASE("a calibration file keeps its context") {
+TEST_CASE("a calibration file keeps its context and the gate's signal") {
   rag::CalibrationFile calibration;
   calibration.host = "eigen";
   calibration.quality.model = "model";
@@ -166,6 +166,16 @@ TEST_CASE("a calibration file keeps its context") {
     const auto read = rag::read_calibration(file.path());
     require_ok(read.status);
     CHECK(read.value.context == context);
+  }
+  for (const SignalLimits& limits : {SignalLimits(), SignalLimits{0.925, SignalLimits().recompute_at}, {0.3, 0.7}}) {
+    calibration.quality.signal = "a signal";
+    calibration.quality.signal_limits = limits;
+    require_ok(rag::write_calibration(calibration, file.path()));
+    const auto read = rag::read_calibration(file.path());
+    require_ok(read.status);
+    CHECK(read.value.quality.signal == "a signal");
+    CHECK(read.value.quality.signal_limits.raise_at == limits.raise_at);
+    CHECK(read.value.quality.signal_limits.recompute_at == limits.recompute_at);
   }
   std::ofstream(file.path()) << R"({"kvblend_calibration": 1})";
   const auto old = rag::read_calibration(file.path());

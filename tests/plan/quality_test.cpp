@@ -382,3 +382,44 @@ TEST_CASE("a signal has limits only if it says something of KL") {
   CHECK(std::string(signal_limits(telling, kls, kNan, 0.0).status.where()) == "raised");
   CHECK(std::string(signal_limits(std::span(telling).first(5), kls, 0.2, 0.0).status.where()) == "signals");
 }
+
+TEST_CASE("the gate's signal is the best of its candidates if it is so beyond having looked at all of them") {
+  // Places of ten prompts by each signal; with d the differences to KL's places, rho = 1 - 6·Σd²/990.
+  const std::vector<double> kls = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+  const std::vector<double> weak = {5, 3, 4, 1, 2, 0, 6, 7, 8, 9};   // Σd² 66, rho .6, p .036
+  const std::vector<double> good = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8};   // Σd² 10, rho .939, p .002
+  const std::vector<double> worse = {9, 8, 7, 6, 5, 4, 3, 2, 1, 0};  // the lower the worse: no signal
+  const auto settled = [&](const std::vector<SignalTrial>& trials, double alpha = 0.05) {
+    QualityCalibration calibration;
+    calibration.signal = "an older one";
+    calibration.signal_limits = {1.0, 2.0};
+    REQUIRE(settle_signal(calibration, trials, kls, 0.2, 0.1, alpha).ok());
+    CHECK((calibration.signal_limits.raise_at == kInf) == calibration.signal.empty());
+    CHECK((calibration.signal_limits.recompute_at == kInf) == calibration.signal.empty());
+    return calibration;
+  };
+  const SignalTrial weak_trial = {"weak", weak};
+  const SignalTrial good_trial = {"good", good};
+  const SignalTrial worse_trial = {"worse", worse};
+
+  CHECK(settled({weak_trial}).signal == "weak");  // p < .05, but not < .05/2
+  CHECK(settled({weak_trial, worse_trial}).signal.empty());
+  CHECK(settled({worse_trial, weak_trial}, 0.1).signal == "weak");
+  CHECK(settled({worse_trial}, 0.5).signal.empty());
+  CHECK(settled({}).signal.empty());
+  CHECK(settled({good_trial, {"as good", good}}).signal == "good");
+  for (const std::vector<SignalTrial>& trials :
+       {std::vector<SignalTrial>{weak_trial, good_trial, worse_trial}, {good_trial, worse_trial, weak_trial}}) {
+    const QualityCalibration calibration = settled(trials);
+    CHECK(calibration.signal == "good");
+    CHECK(calibration.signal_limits.raise_at == 7.0);  // 8 and 9 are above
+    CHECK(calibration.signal_limits.recompute_at == 8.0);
+  }
+
+  QualityCalibration kept;
+  kept.signal = "kept";
+  CHECK(std::string(settle_signal(kept, {{good_trial, {"short", std::span(weak).first(9)}}}, kls, 0.2, 0.1).where()) ==
+        "trials[1]");
+  CHECK(std::string(settle_signal(kept, {{worse_trial}}, kls, 0.1, 0.2).where()) == "recomputed");
+  CHECK(kept.signal == "kept");
+}

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace kvblend::inline KVBLEND_ABI_NAMESPACE {
@@ -121,6 +122,18 @@ Status settle_defaults(QualityCalibration& calibration, double trial_ratio, std:
 // above 0 with p < alpha. Errors: lists of two lengths, bad values, shares outside 0 <= recomputed <= raised <= 1.
 [[nodiscard]] Result<SignalLimits> signal_limits(std::span<const double> signals, std::span<const double> kls,
                                                  double raised, double recomputed, double alpha = 0.05);
+
+// What a signal was per prompt, higher being worse: the same prompts for all.
+struct SignalTrial {
+  std::string_view name;
+  std::span<const double> values;
+};
+
+// Fills in `signal` and `signal_limits` by the trial whose rank correlation with KL is highest. As it is the best of
+// several, it must be significant at alpha / their number (Bonferroni); if it is not, there is no signal. The first of
+// equals is taken. Errors, which leave the calibration as it was: signal_limits()'s.
+Status settle_signal(QualityCalibration& calibration, std::span<const SignalTrial> trials, std::span<const double> kls,
+                     double raised, double recomputed, double alpha = 0.05);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
@@ -309,6 +322,33 @@ inline Result<SignalLimits> signal_limits(std::span<const double> signals, std::
   if (raised > 0.0) limits.raise_at = upper_quantile(signals, raised);
   if (recomputed > 0.0) limits.recompute_at = upper_quantile(signals, recomputed);
   return limits;
+}
+
+inline Status settle_signal(QualityCalibration& calibration, std::span<const SignalTrial> trials,
+                            std::span<const double> kls, double raised, double recomputed, double alpha) {
+  SignalTrial best;
+  SignalLimits limits;
+  double highest = -2.0;
+  for (std::size_t t = 0; t < trials.size(); ++t) {
+    const Result<RankCorrelation> correlation = rank_correlation(trials[t].values, kls);
+    if (!correlation.ok()) {
+      return Status::error(correlation.status.code(), "%s: %s", correlation.status.where(),
+                           correlation.status.message())
+          .at("trials[%zu]", t);
+    }
+    if (!(correlation.value.rho > highest)) continue;
+    highest = correlation.value.rho;
+    best = trials[t];
+  }
+  if (!trials.empty()) {
+    const Result<SignalLimits> own =
+        signal_limits(best.values, kls, raised, recomputed, alpha / static_cast<double>(trials.size()));
+    KVBLEND_RETURN_IF_ERROR(own.status);
+    limits = own.value;
+  }
+  calibration.signal_limits = limits;
+  calibration.signal = limits.raise_at < SignalLimits().raise_at ? best.name : std::string_view();
+  return {};
 }
 
 inline Status QualityCalibration::validate() const {
