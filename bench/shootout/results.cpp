@@ -31,11 +31,13 @@ const char* const kReference = "key_value_deviation";  // what paired difference
 const char* const kAlone = ", alone";                  // behind the name of prompts whose passages were encoded so
 
 // The default of each situation, as chosen on the choosing half, until a calibration of the model says otherwise.
-// `drifts`: whether the same was measured with drift too.
+// `drifts`: whether the same was measured with drift, which then is it.
 json default_for(const std::string& selector, bool drifts) {
-  if (selector == "drift(attention_value_mass)") return to_string(kvblend::Situation::kv_in_memory);
-  if (selector == "attention_value_mass" && !drifts) return to_string(kvblend::Situation::kv_in_memory);
-  if (selector == "floor(stored_score)") return to_string(kvblend::Situation::hide_loading);
+  const auto is = [&](const std::string& name) {
+    return selector == "drift(" + name + ")" || (selector == name && !drifts);
+  };
+  if (is("attention_value_mass")) return to_string(kvblend::Situation::kv_in_memory);
+  if (is("floor(stored_score)")) return to_string(kvblend::Situation::hide_loading);
   if (selector == "first_k") return to_string(kvblend::Situation::no_stored_scores);
   return nullptr;
 }

@@ -19,10 +19,14 @@ using namespace kvblend;
 
 namespace {
 
-// The cheap ones first: a later one becomes the default only where it is better beyond doubt. The last only where the
-// one before cannot run.
-const std::array<const char*, 5> kSelectors = {"first_k", "key_value_deviation", "floor(stored_score)",
-                                               "drift(attention_value_mass)", "attention_value_mass"};
+// The cheap ones first: a later one becomes the default only where it is better beyond doubt. Behind one with drift the
+// same without, for hosts that cannot.
+const std::array<const char*, 6> kSelectors = {"first_k",
+                                               "key_value_deviation",
+                                               "drift(floor(stored_score))",
+                                               "floor(stored_score)",
+                                               "drift(attention_value_mass)",
+                                               "attention_value_mass"};
 const std::array<double, 3> kRatios = {0.05, 0.15, 0.30};
 constexpr double kTrialRatio = 0.15;
 constexpr std::size_t kLeastItems = 8;
@@ -106,15 +110,14 @@ Result<rag::CalibrationFile> Calibrator::run(const rag::PromptFile& prompts) {
 }
 
 Status Calibrator::choose_selectors() {
-  const auto runs = [this](const char* name) {
+  bool drifts = false;
+  for (const char* name : kSelectors) {
     rag::Selection selection;
     selection.selector = name;
-    return host_->check(selection).ok();
-  };
-  for (const char* name : kSelectors) {
-    if (!runs(name) || (name == kSelectors[4] && runs(kSelectors[3]))) continue;
+    if (std::exchange(drifts, false) || !host_->check(selection).ok()) continue;
     const auto traits = rag::selector_traits(name);
     KVBLEND_RETURN_IF_ERROR(traits.status);
+    drifts = traits.value.drifts;
     SelectorQuality quality;
     quality.name = name;
     quality.timing = traits.value.timing;
