@@ -75,15 +75,6 @@ template <ReadablePlane P>
   return static_cast<std::size_t>(plane.layout.heads()) * static_cast<std::size_t>(plane.layout.head_dim());
 }
 
-// A head's floats: where they are, or decoded into `staged`.
-template <ReadablePlane P>
-[[nodiscard]] const float* head_floats(const P& plane, std::int64_t row, std::int32_t head, float* staged) {
-  const float* in_place = floats_in_place(plane, row, head);
-  if (in_place != nullptr) return in_place;
-  decode_head(plane, row, head, staged);
-  return staged;
-}
-
 // Leaves in `move` what the run's rows of one head are to move by. Fresh row i is row rows[i]; rows ascend. A row that a
 // layout skips, that did not deviate, or whose deviation is not finite, tells nothing.
 template <ReadablePlane P, ReadablePlane Q>

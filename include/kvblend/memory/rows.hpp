@@ -89,6 +89,15 @@ template <ReadablePlane P>
   }
 }
 
+// A head's floats: where they are, or decoded into `staged`.
+template <ReadablePlane P>
+[[nodiscard]] const float* head_floats(const P& plane, std::int64_t row, std::int32_t head, float* staged) {
+  const float* in_place = floats_in_place(plane, row, head);
+  if (in_place != nullptr) return in_place;
+  decode_head(plane, row, head, staged);
+  return staged;
+}
+
 // Writes a row of a plane that makes its scales from what it stores: produce(head, values) gives a head's floats, and
 // is asked twice where the heads share a scale. The old scale stands until all that it may be needed for was read.
 template <WritablePlane Q, class Produce>

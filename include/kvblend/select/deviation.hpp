@@ -36,16 +36,8 @@ template <class Distance = PortableDistance, ReadablePlane P, ReadablePlane Q>
   for (std::int32_t head = 0; head < fresh.layout.heads(); ++head) {
     alignas(64) float staged_fresh[kMaxHeadDim];
     alignas(64) float staged_reused[kMaxHeadDim];
-    const float* a = detail::floats_in_place(fresh, fresh_row, head);
-    const float* b = detail::floats_in_place(reused, reused_row, head);
-    if (a == nullptr) {
-      decode_head(fresh, fresh_row, head, staged_fresh);
-      a = staged_fresh;
-    }
-    if (b == nullptr) {
-      decode_head(reused, reused_row, head, staged_reused);
-      b = staged_reused;
-    }
+    const float* a = detail::head_floats(fresh, fresh_row, head, staged_fresh);
+    const float* b = detail::head_floats(reused, reused_row, head, staged_reused);
     sum += Distance::squared(a, b, head_dim);
   }
   return static_cast<float>(std::sqrt(sum));

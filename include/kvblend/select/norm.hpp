@@ -44,11 +44,7 @@ template <ReadablePlane P>
   double sum = 0;
   for (std::int32_t head = 0; head < plane.layout.heads(); ++head) {
     alignas(64) float staged[kMaxHeadDim];
-    const float* values = detail::floats_in_place(plane, row, head);
-    if (values == nullptr) {
-      decode_head(plane, row, head, staged);
-      values = staged;
-    }
+    const float* values = detail::head_floats(plane, row, head, staged);
     sum += detail::add_squares(values, plane.layout.head_dim(), 0);
   }
   return static_cast<float>(std::sqrt(sum));
