@@ -129,6 +129,7 @@ struct Bench {
   std::unique_ptr<rag::Host> host;
   eigen_engine::Tokenizer tokenizer;
   kvblend::BinnedPrior prior;
+  std::vector<kvblend::ChunkHandle> chunks;  // of the last prompt: made-up ones come in groups that share passages
 };
 
 rag::TokenizedItem tokens_of(const Bench& bench, const Prompts& prompts, std::size_t item, const Options& options) {
@@ -187,9 +188,11 @@ void measure_item(Bench& bench, const Prompts& prompts, std::size_t index, const
   const std::string where = key.model + ", " + key.prompts + " " + std::to_string(key.id);
   const rag::Item& text = prompts.file.items[index];
   const rag::TokenizedItem tokens = tokens_of(bench, prompts, index, options);
-  auto opened = rag::Trial::open(*bench.host, bench.tokenizer, tokens, text.answers, options.answer_tokens);
+  auto opened =
+      rag::Trial::open(*bench.host, bench.tokenizer, tokens, text.answers, options.answer_tokens, bench.chunks);
   require(opened.status, where);
   rag::Trial& trial = *opened.value;
+  bench.chunks = trial.chunks();
   nlohmann::json& item = results.item(key);
   if (!item.contains("signals")) {
     const auto signals = trial.signals();

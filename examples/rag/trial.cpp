@@ -66,9 +66,9 @@ bool has_answer(std::string_view text, const std::vector<std::string>& answers) 
 
 Result<std::unique_ptr<Trial>> Trial::open(Host& host, const eigen_engine::Tokenizer& tokenizer,
                                            const TokenizedItem& item, const std::vector<std::string>& answers,
-                                           std::int32_t answer_tokens) {
+                                           std::int32_t answer_tokens, std::span<const ChunkHandle> known) {
   std::unique_ptr<Trial> trial(new Trial(host, tokenizer, item, answers));
-  KVBLEND_RETURN_IF_ERROR(trial->encode());
+  KVBLEND_RETURN_IF_ERROR(trial->encode(known));
   if (answer_tokens == 0) return trial;
   KVBLEND_RETURN_IF_ERROR(trial->recompute(answer_tokens));
   Selection nothing;
@@ -79,10 +79,18 @@ Result<std::unique_ptr<Trial>> Trial::open(Host& host, const eigen_engine::Token
   return trial;
 }
 
-Status Trial::encode() {
+Status Trial::encode(std::span<const ChunkHandle> known) {
   const auto start = std::chrono::steady_clock::now();
   std::vector<ChunkHandle> chunks;
   for (std::size_t part = 0; part < item_.reusable.size(); ++part) {
+    const auto same = std::find_if(known.begin(), known.end(), [&](const ChunkHandle& chunk) {
+      return std::ranges::equal(chunk->identity().tokens, item_.reusable[part]) &&
+             std::ranges::equal(chunk->identity().context, item_.context_of(part));
+    });
+    if (same != known.end()) {
+      chunks.push_back(*same);
+      continue;
+    }
     auto chunk = host_.encode(item_.reusable[part], item_.context_of(part));
     KVBLEND_RETURN_IF_ERROR(chunk.status);
     chunks.push_back(std::move(chunk.value));

@@ -55,11 +55,13 @@ struct RequestSignals {
 class Trial {
  public:
   // Encodes the parts behind the item's context, recomputes in full, and answers with up to `answer_tokens` tokens; with
-  // 0 of them only add_to() can be called before recompute(). All arguments must outlive it.
+  // 0 of them only add_to() can be called before recompute(). All arguments but `known` must outlive it. `known`: chunks
+  // of this host, which are not encoded again where the item has a part of the same tokens behind the same context.
   static kvblend::Result<std::unique_ptr<Trial>> open(Host& host, const eigen_engine::Tokenizer& tokenizer,
                                                       const TokenizedItem& item,
                                                       const std::vector<std::string>& answers,
-                                                      std::int32_t answer_tokens);
+                                                      std::int32_t answer_tokens,
+                                                      std::span<const kvblend::ChunkHandle> known = {});
 
   // Recomputes in full and answers with up to `answer_tokens` > 0 tokens: what blends are held against from then on. The
   // host's cache has the prompt's rows afterwards, and the answer's behind them.
@@ -93,7 +95,7 @@ class Trial {
         const std::vector<std::string>& answers)
       : host_(host), tokenizer_(tokenizer), item_(item), answers_(answers) {}
 
-  kvblend::Status encode();
+  kvblend::Status encode(std::span<const kvblend::ChunkHandle> known);
   // The question's attention under full reuse.
   kvblend::Status probe(ProbeSums& out);
   kvblend::Status judge(const std::vector<float>& first, Outcome& out);
