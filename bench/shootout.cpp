@@ -207,7 +207,6 @@ void measure_item(Bench& bench, const Prompts& prompts, std::size_t index, const
     item["full_correct"] = trial.full_is_correct();
     item["full_flops"] = trial.full_flops();
     item["full_s"] = trial.full_seconds();
-    item["encode_s"] = trial.encode_seconds();
     item["signals"] = {{"key_deviation", signals.value.key_deviation},
                        {"value_deviation", signals.value.value_deviation},
                        {"attention_share", signals.value.attention_share},

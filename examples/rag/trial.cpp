@@ -80,7 +80,6 @@ Result<std::unique_ptr<Trial>> Trial::open(Host& host, const eigen_engine::Token
 }
 
 Status Trial::encode(std::span<const ChunkHandle> known) {
-  const auto start = std::chrono::steady_clock::now();
   std::vector<ChunkHandle> chunks;
   for (std::size_t part = 0; part < item_.reusable.size(); ++part) {
     const auto same = std::find_if(known.begin(), known.end(), [&](const ChunkHandle& chunk) {
@@ -96,7 +95,6 @@ Status Trial::encode(std::span<const ChunkHandle> known) {
     chunks.push_back(std::move(chunk.value));
   }
   KVBLEND_RETURN_IF_ERROR(hand_over(std::move(chunks)));
-  encode_s_ = seconds_since(start);
   return {};
 }
 

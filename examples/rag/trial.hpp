@@ -88,7 +88,6 @@ class Trial {
   [[nodiscard]] bool full_is_correct() const { return full_is_correct_; }
   [[nodiscard]] double full_flops() const;
   [[nodiscard]] double full_seconds() const { return full_s_; }
-  [[nodiscard]] double encode_seconds() const { return encode_s_; }
 
  private:
   Trial(Host& host, const eigen_engine::Tokenizer& tokenizer, const TokenizedItem& item,
@@ -117,7 +116,6 @@ class Trial {
   std::vector<std::vector<float>> logits_;  // at each of its tokens
   std::string answer_text_;
   bool full_is_correct_ = false;
-  double encode_s_ = 0;
   double full_s_ = 0;
   std::vector<float> reuse_first_;
   Outcome reuse_;
