@@ -26,6 +26,14 @@ struct PlainPassHost : PassHostBase {
   kvblend::Status compute(kvblend::LayerRange, Rows, Rows) { return {}; }
 };
 
+struct SettlingPassHost : PlainPassHost {
+  using PlainPassHost::compute;
+  template <class Settle>
+  kvblend::Status compute(kvblend::LayerRange, Rows rows, Rows, const Settle& settle) {
+    return settle(0, kvblend::Row(0), kvblend::Row(0), rows, Plane(), Plane());
+  }
+};
+
 struct AskedPassHost : PlainPassHost {
   kvblend::Status probe(Rows, std::int32_t) { return {}; }
   std::span<const float> attention_mass(std::int32_t) { return {}; }

@@ -9,14 +9,16 @@
 #include <kvblend/fuse/drift.hpp>
 
 #include "../backend/support.hpp"
-#include "scene.hpp"
+#include "tiny_pass_host.hpp"
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -424,4 +426,178 @@ TEST_CASE("too little memory for the drift is an error that names it and the ble
   CHECK(status.code() == StatusCode::insufficient_space);
   CHECK(std::string(status.where()) == "drift memory");
   CHECK(host.committed == 0);
+}
+
+namespace {
+
+template <class Backend, class Host, class Selector>
+Status drift_passes(Scene& scene, Host& host, const Selector& selector, PassReport* report = nullptr,
+                    std::size_t missing = 0) {
+  const Config& c = scene.model.config;
+  std::vector<float> moves(CommonDrift::floats(scene.prompt, std::int64_t{c.kv_heads} * c.head_dim) - missing);
+  LayerwiseFusor<Selector, Backend, ExactAngles, CommonDrift> fusor(selector, Backend{}, {moves, kBlendShare});
+  std::vector<std::byte> memory(fusor.workspace_bytes(scene.prompt, c.head_dim));
+  Source source = scene.source();
+  return blend(host, source, fusor, scene.prompt, scene.outputs, memory, report);
+}
+
+template <class Backend, class Selector>
+void compare_hosts(Scene& scene, const Selector& selector, const std::vector<int>& cuts = {}) {
+  FloatHost layers = make_host(scene.model, scene.prompt.rows());
+  REQUIRE(drift_run<Backend>(scene, layers, selector).ok());
+  for (const bool ranges : {true, false}) {
+    CAPTURE(ranges);
+    TinyPassHost host(scene.model, ranges);
+    host.cuts = cuts;
+    PassReport report;
+    REQUIRE(drift_passes<Backend>(scene, host, selector, &report).ok());
+    CHECK(host.misuses == 0);
+    CHECK(host.settled > 0);
+    CHECK(report.fusor.merge_s > 0);
+    for (std::size_t l = 0; l < host.committed_keys.size(); ++l) {
+      CAPTURE(l);
+      CHECK(same_bits(layers.memory()[2 * l], host.committed_keys[l]));
+      CHECK(same_bits(layers.memory()[2 * l + 1], host.committed_values[l]));
+    }
+    for (std::size_t i = 0; i < scene.outputs.size(); ++i) CHECK(host.logits[i] == layers.logits(i));
+  }
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("a host of whole passes that settles its layers ends with the same bits", Backend, PortableBackend,
+                   EigenBackend<>) {
+  Config config;
+  config.odd_layers_theta = 100;
+  Scene scene(config, 13);
+  const auto all = [&](const std::vector<int>& cuts) {
+    compare_hosts<Backend>(scene, at_ratio<FirstK>(0.4), cuts);
+    compare_hosts<Backend>(scene, at_ratio<AttentionMass>(0.4), cuts);
+    compare_hosts<Backend>(scene, at_ratio<AttentionValueMass>(0.4), cuts);
+    compare_hosts<Backend>(scene, at_ratio<KeyValueDeviation>(0.4), cuts);
+  };
+  all({});
+  // In parts, where these do not cut a passage: each drifts by its own rows.
+  std::vector<int> cuts;
+  for (const Segment& segment : scene.prompt.segments()) {
+    if (segment.first_row > Row(0)) cuts.push_back(segment.first_row.value);
+  }
+  REQUIRE(cuts.size() > 1);
+  all(cuts);
+  scene.outputs = {Row(10), Row(24), Row(28)};
+  all({});
+}
+
+TEST_CASE("a passage in two parts drifts in each by the rows of that part") {
+  Scene scene;
+  const Segment& passage = scene.prompt.segments()[1];
+  REQUIRE(passage.kind == SegmentKind::cached);
+  TinyPassHost whole(scene.model, true);
+  REQUIRE(drift_passes<PortableBackend>(scene, whole, at_ratio<RandomScore>(0.6)).ok());
+  TinyPassHost host(scene.model, true);
+  host.cuts = {passage.first_row.value + passage.size() / 2};
+  REQUIRE(drift_passes<PortableBackend>(scene, host, at_ratio<RandomScore>(0.6)).ok());
+  CHECK(host.misuses == 0);
+  TinyPassHost plain(scene.model, true);
+  REQUIRE(run_passes(scene, plain, at_ratio<RandomScore>(0.6)).ok());
+  // Both halves moved, each once: reused rows of a half all by the same, which is not the whole passage's.
+  const std::size_t width = static_cast<std::size_t>(scene.model.config.kv_heads * scene.model.config.head_dim);
+  const auto move_of = [&](TinyPassHost& of, std::int32_t row) {
+    std::vector<float> out;
+    for (std::size_t i = 0; i < width; ++i) {
+      const std::size_t at = static_cast<std::size_t>(row) * width + i;
+      out.push_back(of.committed_values[1][at] - plain.committed_values[1][at]);
+    }
+    return out;
+  };
+  const auto ran = [&](std::int32_t row) {
+    const auto& rows = host.passes[0].rows;
+    return std::find(rows.begin(), rows.end(), row) != rows.end();
+  };
+  std::vector<std::vector<float>> halves(2);
+  for (std::int32_t row = passage.first_row.value; row < passage.end_row().value; ++row) {
+    if (ran(row)) continue;
+    auto& half = halves[row < host.cuts[0] ? 0 : 1];
+    const auto move = move_of(host, row);
+    if (half.empty()) half = move;
+    CHECK(largest_difference_of(half, move) <= 1e-5);
+    CHECK(largest_difference_of(move, move_of(whole, row)) > 1e-4);
+  }
+  REQUIRE(!halves[0].empty());
+  REQUIRE(!halves[1].empty());
+  CHECK(largest_difference_of(halves[0], halves[1]) > 1e-4);
+}
+
+TEST_CASE("rows that a host adds to a pass do not move") {
+  Scene scene;
+  const auto selector = at_ratio<FirstK>(0.4);
+  TinyPassHost host(scene.model, true);
+  host.extra = {scene.prompt.segments()[1].end_row().value - 1};
+  REQUIRE(drift_passes<PortableBackend>(scene, host, selector).ok());
+  CHECK(host.misuses == 0);
+  const std::size_t width = static_cast<std::size_t>(scene.model.config.kv_heads * scene.model.config.head_dim);
+  TinyPassHost plain(scene.model, true);
+  plain.extra = host.extra;
+  REQUIRE(run_passes(scene, plain, selector).ok());
+  // In layer 1 what it ran saw the same: no row moved before.
+  const auto first = static_cast<std::size_t>(*host.extra.begin()) * width;
+  for (std::size_t i = first; i < first + width; ++i) {
+    CHECK(host.committed_values[1][i] == plain.committed_values[1][i]);
+  }
+  CHECK(host.committed_values[1] != plain.committed_values[1]);
+}
+
+TEST_CASE("an error in a layer that settles ends the pass and the blend is undone") {
+  Scene scene;
+  TinyPassHost host(scene.model, true);
+  const Status status = drift_passes<PortableBackend>(scene, host, at_ratio<FirstK>(0.4), nullptr, 1);
+  CHECK(status.code() == StatusCode::insufficient_space);
+  CHECK(std::string(status.where()) == "drift memory");
+  CHECK(host.aborts == 1);
+  CHECK(host.commits == 0);
+}
+
+namespace {
+
+// Shows its layers as those of other rows than run.
+struct LostPassHost : TinyPassHost {
+  using TinyPassHost::TinyPassHost;
+  using TinyPassHost::compute;
+
+  template <class Settle>
+  Status compute(LayerRange range, std::span<const Row> rows, std::span<const Row> outputs, const Settle& settle) {
+    return TinyPassHost::compute(
+        range, rows, outputs,
+        [&](std::int32_t layer, Row, Row, std::span<const Row> ran, const auto& fresh_keys, const auto& fresh_values) {
+          std::vector<Row> others(ran.begin(), ran.end());
+          if (others.size() > 1) others[1] = said;
+          return settle(layer, first, end, others, fresh_keys, fresh_values);
+        });
+  }
+
+  Row first{0}, end{0}, said{0};
+};
+
+}  // namespace
+
+TEST_CASE("a host that shows rows that are not there is told which") {
+  Scene scene;
+  const std::int32_t rows = scene.prompt.rows();
+  const auto check = [&](Row first, Row end, Row said, const char* where) {
+    CAPTURE(where);
+    LostPassHost host(scene.model, true);
+    host.first = first;
+    host.end = end;
+    host.said = said;
+    const Status status = drift_passes<PortableBackend>(scene, host, at_ratio<FirstK>(0.4));
+    CHECK(status.code() == StatusCode::out_of_range);
+    CHECK(std::string(status.where()) == where);
+    CHECK(host.aborts == 1);
+  };
+  check(Row(0), Row(rows + 1), Row(1), "settle part");
+  check(Row(-1), Row(rows), Row(1), "settle part");
+  check(Row(4), Row(3), Row(1), "settle part");
+  check(Row(0), Row(rows), Row(0), "settle rows[1]");
+  check(Row(0), Row(rows), Row(rows), "settle rows[1]");
+  check(Row(1), Row(rows), Row(1), "settle rows[0]");
 }

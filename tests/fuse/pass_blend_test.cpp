@@ -64,17 +64,6 @@ void make_resident(const Scene& scene, FloatHost& layerwise, TinyPassHost& host)
   }
 }
 
-bool same_bits(const std::vector<std::byte>& bytes, const std::vector<float>& values) {
-  return bytes.size() == values.size() * sizeof(float) && std::memcmp(bytes.data(), values.data(), bytes.size()) == 0;
-}
-
-double largest_difference_of(const std::vector<float>& x, const std::vector<float>& y) {
-  REQUIRE(x.size() == y.size());
-  double largest = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) largest = std::max(largest, static_cast<double>(std::abs(x[i] - y[i])));
-  return largest;
-}
-
 bool holds_poison(const TinyPassHost& host) {
   for (const TinyPassHost::Planes* planes : {&host.committed_keys, &host.committed_values}) {
     for (const auto& plane : *planes) {

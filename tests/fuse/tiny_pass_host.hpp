@@ -8,8 +8,12 @@
 
 #include "scene.hpp"
 
+#include <doctest/doctest.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstring>
 #include <iterator>
 #include <set>
 #include <utility>
@@ -45,12 +49,13 @@ class TinyPassHost {
   // What a test may set: the call whose countdown reaches 0 fails; rows to compute besides those asked for.
   int fail_after = -1;
   std::set<int> extra;
+  std::vector<int> cuts;  // of passes that settle
   // What it may look at.
   Planes committed_keys, committed_values;
   std::vector<Pass> passes;
   std::vector<int> scored_rows, probed_rows;
   std::vector<std::vector<float>> logits;  // of the outputs
-  int calls = 0, loads = 0, scores = 0, probes = 0, commits = 0, aborts = 0;
+  int calls = 0, loads = 0, scores = 0, probes = 0, settled = 0, commits = 0, aborts = 0;
   int misuses = 0;           // calls that PassHost rules out
   long own_allocations = 0;  // made in here, by no fault of the library
 
@@ -62,11 +67,11 @@ class TinyPassHost {
   [[nodiscard]] const RopeSpec& rope(std::int32_t layer) const { return model_->ropes[at(layer)]; }
   [[nodiscard]] bool runs_ranges() const { return ranges_; }
   [[nodiscard]] ContiguousPlane<F32Codec> keys(std::int32_t layer) {
-    expect(state_ == State::begun);
+    expect(state_ == State::begun || settling_);
     return plane(staged_keys_[at(layer)]);
   }
   [[nodiscard]] ContiguousPlane<F32Codec> values(std::int32_t layer) {
-    expect(state_ == State::begun || is_probed());
+    expect(state_ == State::begun || is_probed() || settling_);
     return plane(staged_values_[at(layer)]);
   }
   [[nodiscard]] ContiguousPlane<F32Codec> fresh_keys(std::int32_t layer) {
@@ -172,6 +177,48 @@ class TinyPassHost {
 
   Status compute(LayerRange range, std::span<const Row> rows, std::span<const Row> outputs) {
     const Own own(this);
+    const auto nothing = [](const Part&, std::int32_t) { return Status(); };
+    return run_pass(range, rows, outputs, {prompt_->rows()}, nothing);
+  }
+
+  // In parts that end before the rows in `cuts`.
+  template <class Settle>
+  Status compute(LayerRange range, std::span<const Row> rows, std::span<const Row> outputs, const Settle& settle) {
+    const Own own(this);
+    std::vector<int> ends(cuts);
+    ends.push_back(prompt_->rows());
+    return run_pass(range, rows, outputs, ends, [&](const Part& part, std::int32_t layer) {
+      std::vector<Row> ran;
+      std::vector<float> fresh_keys, fresh_values;
+      for (const int row : part.rows) {
+        ran.push_back(Row(row));
+        append(fresh_keys, row_of(keys_[at(layer)], row));
+        append(fresh_values, row_of(values_[at(layer)], row));
+      }
+      settling_ = true;
+      const long before = allocations_so_far();
+      const Status status = settle(layer, Row(part.first), Row(part.end), ran, plane(fresh_keys), plane(fresh_values));
+      own_allocations -= allocations_so_far() - before;  // those are the library's
+      settling_ = false;
+      const auto from = std::max(part.first, prompt_->resident_rows()) * width();
+      for (auto [cache, staged] : {std::pair(&keys_, &staged_keys_), std::pair(&values_, &staged_values_)}) {
+        std::copy((*staged)[at(layer)].begin() + from, (*staged)[at(layer)].begin() + part.end * width(),
+                  (*cache)[at(layer)].begin() + from);
+      }
+      ++settled;
+      return status;
+    });
+  }
+
+ private:
+  struct Part {
+    int first, end;
+    std::vector<int> rows;  // that run, in [first, end)
+  };
+
+  template <class LayerReady>
+  Status run_pass(LayerRange range, std::span<const Row> rows, std::span<const Row> outputs,
+                  const std::vector<int>& ends, const LayerReady& layer_ready) {
     if (fails()) return failure("compute");
     Pass pass{range, {}, {}};
     for (const Row row : rows) pass.rows.push_back(row.value);
@@ -179,17 +226,24 @@ class TinyPassHost {
     check(pass);
     std::set<int> set(extra);
     set.insert(pass.rows.begin(), pass.rows.end());
-    const std::vector<int> run(set.begin(), set.end());
-    if (range.first == 0) embed(run);
-    for (std::int32_t l = range.first; l < range.end; ++l) {
-      project(l, run);
-      attend(l, run);
+    int first = 0;
+    for (const int end : ends) {
+      const Part part{first, end, {set.lower_bound(first), set.lower_bound(end)}};
+      first = end;
+      if (range.first == 0) embed(part.rows);
+      for (std::int32_t l = range.first; l < range.end; ++l) {
+        project(l, part.rows);
+        const Status status = layer_ready(part, l);
+        if (!status.ok()) return status;
+        attend(l, part.rows);
+      }
     }
     for (const Row row : outputs) logits.push_back(output_head(*model_, hidden_[at(row.value)]));
     passes.push_back(pass);
     return {};
   }
 
+ public:
   Status commit(std::int32_t rows) {
     const Own own(this);
     expect(state_ == State::loaded || prompt_->empty());
@@ -314,6 +368,7 @@ class TinyPassHost {
   bool ranges_;
   State state_ = State::idle;
   const Prompt* prompt_ = nullptr;
+  bool settling_ = false;
   std::int32_t scored_layer_ = -1;
   Planes keys_, values_;  // the cache of this blend
   Planes staged_keys_, staged_values_, fresh_keys_, fresh_values_;
@@ -321,7 +376,8 @@ class TinyPassHost {
   std::vector<std::vector<float>> hidden_, queries_;  // by row of the prompt; of the rows that run
 };
 
-static_assert(ScoringPassHost<TinyPassHost> && ProbingPassHost<TinyPassHost> && !LayerwiseHost<TinyPassHost>);
+static_assert(ScoringPassHost<TinyPassHost> && ProbingPassHost<TinyPassHost> && SettlingPassHost<TinyPassHost> &&
+              !LayerwiseHost<TinyPassHost>);
 
 template <class Selector, class Backend = PortableBackend>
 Status run_passes(Scene& scene, TinyPassHost& host, Selector selector, Backend backend = {},
@@ -332,6 +388,17 @@ Status run_passes(Scene& scene, TinyPassHost& host, Selector selector, Backend b
   const Status status = blend(host, source, fusor, scene.prompt, scene.outputs, memory, report, options);
   CHECK(host.misuses == 0);
   return status;
+}
+
+inline bool same_bits(const std::vector<std::byte>& bytes, const std::vector<float>& values) {
+  return bytes.size() == values.size() * sizeof(float) && std::memcmp(bytes.data(), values.data(), bytes.size()) == 0;
+}
+
+inline double largest_difference_of(const std::vector<float>& x, const std::vector<float>& y) {
+  REQUIRE(x.size() == y.size());
+  double largest = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) largest = std::max(largest, static_cast<double>(std::abs(x[i] - y[i])));
+  return largest;
 }
 
 }  // namespace tiny

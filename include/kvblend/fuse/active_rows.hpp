@@ -34,8 +34,8 @@ class ActiveRows {
   [[nodiscard]] std::int32_t kept_reused() const;
   // Whether reused rows are left that are not active.
   [[nodiscard]] bool some_reused_rest() const { return active_.size() < to_compute_; }
-  // By row: reused rows that are not active move, those that are tell where to, but for outputs.
-  [[nodiscard]] std::span<const DriftRole> drift_roles();
+  // By row: reused rows in [first, end) that are not active move, those that are tell where to, but for outputs.
+  [[nodiscard]] std::span<const DriftRole> drift_roles(Row first, Row end);
 
   // The active set of the first layer: every row that is not exact, or the mandatory rows and the picked candidates.
   void start_with_all();
@@ -183,10 +183,12 @@ inline void ActiveRows::narrow_to(std::span<const ActiveIndex> picked) {
   active_ = active_.first(count);
 }
 
-inline std::span<const DriftRole> ActiveRows::drift_roles() {
+inline std::span<const DriftRole> ActiveRows::drift_roles(Row first, Row end) {
   const auto exact = static_cast<std::size_t>(prompt_->exact_end().value);
-  for (std::size_t row = 0; row < space_.roles.size(); ++row) {
-    space_.roles[row] = row < exact || space_.mandatory[row] != 0 ? DriftRole::none : DriftRole::moves;
+  std::fill(space_.roles.begin(), space_.roles.end(), DriftRole::none);
+  for (auto row = (std::max)(exact, static_cast<std::size_t>(first.value)); row < static_cast<std::size_t>(end.value);
+       ++row) {
+    if (space_.mandatory[row] == 0) space_.roles[row] = DriftRole::moves;
   }
   for (const Row row : active_) {
     DriftRole& role = space_.roles[static_cast<std::size_t>(row.value)];

@@ -87,6 +87,21 @@ Status check_fresh(std::int64_t active, const FreshKeys& fresh_keys, const Fresh
   return check_source<Planes>(fresh_values, 0, active, values, "fresh values");
 }
 
+// Whether rows that a host says it ran ascend in the part [first, end) of a prompt.
+[[nodiscard]] inline Status check_part(Row first, Row end, std::span<const Row> rows, std::int32_t prompt_rows) {
+  if (first < Row(0) || end < first || end > Row(prompt_rows)) {
+    return Status::error(StatusCode::out_of_range, "[%d, %d) of %d rows", first.value, end.value, prompt_rows)
+        .at("settle part");
+  }
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i] >= (i == 0 ? first : rows[i - 1] + 1) && rows[i] < end) continue;
+    return Status::error(StatusCode::out_of_range, "is %d, the part is [%d, %d) and rows ascend", rows[i].value,
+                         first.value, end.value)
+        .at("settle rows[%zu]", i);
+  }
+  return {};
+}
+
 }  // namespace detail
 
 }  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

@@ -27,6 +27,9 @@ struct NoDrift {
   static constexpr bool moves = false;
 };
 
+// How a row takes part in a drift: it is moved, or tells the others where to, or neither.
+enum class DriftRole : std::uint8_t { moves, tells, none };
+
 // A passage's tokens deviate from a full prefill each in its own way, but in part all alike: what stands before them is
 // another text. The question attends to sums over many of them, in which their own parts cancel and the common one does
 // not. The recomputed rows tell it: with the deviations δ = fresh − reused of those in a segment, by layer and head, and
@@ -44,7 +47,8 @@ struct NoDrift {
 //
 // Keys are taken as cached, rotated. Layer 0 depends on the token alone and is left as it is, as are exact and resident
 // rows, and segments with less than two recomputed rows. Rows that run because their logits are wanted tell nothing.
-// Values that are a part of the keys, as in MLA, move with them.
+// Values that are a part of the keys, as in MLA, move with them. Where an engine runs a pass in parts (pass_host.hpp), a
+// segment in several of them moves in each by the rows of that part.
 struct CommonDrift {
   static constexpr bool moves = true;
 
@@ -62,10 +66,13 @@ struct CommonDrift {
     return Status::error(StatusCode::invalid_argument, "%.9g is not in [0, 1]", static_cast<double>(share))
         .at("drift share");
   }
-};
 
-// How a row takes part in a drift: it is moved, or tells the others where to, or neither.
-enum class DriftRole : std::uint8_t { moves, tells, none };
+  // Moves a layer's keys and values. Fresh row i is row rows[i]; rows ascend.
+  template <class Backend, class FreshKeys, class FreshValues, class Keys, class Values>
+  Status move(const Backend& backend, std::span<const DriftRole> roles, std::span<const PlacedRun> runs,
+              std::span<const Row> rows, const FreshKeys& fresh_keys, const Keys& keys, const FreshValues& fresh_values,
+              const Values& values) const;
+};
 
 namespace detail {
 
@@ -180,6 +187,21 @@ void move_rows(std::span<const PlacedRun> runs, const Q& reused, std::span<const
     before += count;
     move += width;
   }
+}
+
+template <class Backend, class FreshKeys, class FreshValues, class Keys, class Values>
+Status CommonDrift::move(const Backend& backend, std::span<const DriftRole> roles, std::span<const PlacedRun> runs,
+                         std::span<const Row> rows, const FreshKeys& fresh_keys, const Keys& keys,
+                         const FreshValues& fresh_values, const Values& values) const {
+  const std::size_t needed = runs.size() * (std::max)(detail::row_values(keys), detail::row_values(values));
+  if (memory.size() < needed) {
+    return Status::error(StatusCode::insufficient_space, "needs %zu floats, has %zu", needed, memory.size())
+        .at("drift memory");
+  }
+  backend.drift(fresh_keys, rows, runs, keys, roles, share, memory);
+  if (static_cast<const void*>(values.base) == static_cast<const void*>(keys.base)) return {};  // they moved along
+  backend.drift(fresh_values, rows, runs, values, roles, share, memory);
+  return {};
 }
 
 }  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE

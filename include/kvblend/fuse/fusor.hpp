@@ -62,6 +62,7 @@ class LayerwiseFusor {
   using Shape = BlendShape;
   using Memory = std::span<std::byte>;
   static constexpr ScoreTiming timing = Selector::timing;
+  static constexpr bool moves_rows = Drift::moves;
 
   explicit LayerwiseFusor(Selector selector, Backend backend = {}, Drift drift = {})
       : selector_(selector), backend_(backend), drift_(drift) {}
@@ -114,6 +115,10 @@ class LayerwiseFusor {
   //   count_pass(layers)  the active rows ran that many layers
   //   add_probed_layer(mass, values)   of a probe pass that ran all layers at once: what one of them paid to each row
   //                       of the prompt, and its values as placed
+  //   moves_rest()        whether reused rows are to be moved by their drift in the pass that comes
+  //   settle(layer, first, end, rows, …)   writes the fresh rows of a pass that ran `rows`, all of the active ones in
+  //                       [first, end) and maybe more, and moves the reused rows in there. Errors: rows that do not
+  //                       ascend in there, and fuse()'s
   [[nodiscard]] std::int32_t scored_layer() const {
     return chooses_ && Selector::timing == ScoreTiming::during_pass ? selector_.first_layer() : -1;
   }
@@ -122,6 +127,10 @@ class LayerwiseFusor {
   void count_pass(std::int32_t layers);
   template <ReadablePlane Values>
   void add_probed_layer(std::span<const float> mass, const Values& values);
+  [[nodiscard]] bool moves_rest() const { return Drift::moves && chooses_ && !probing_ && rows_.some_reused_rest(); }
+  template <ReadablePlane FreshKeys, ReadablePlane FreshValues, WritablePlane Keys, WritablePlane Values>
+  Status settle(std::int32_t layer, Row first, Row end, std::span<const Row> rows, const FreshKeys& fresh_keys,
+                const FreshValues& fresh_values, const Keys& keys, const Values& values);
   [[nodiscard]] const Selector& selector() const { return selector_; }
 
   // Probe pass: attention paid to each row, which the engine adds to; only rows active()[kept()[i]] with
@@ -143,13 +152,14 @@ class LayerwiseFusor {
     return chooses_ && !probing_ && !at_start && selector_.chooses_at(layer);
   }
 
-  // Whether reused rows are moved at this layer, which place() and fuse() must know alike.
+  // Whether reused rows are moved at this layer, which place() and fuse() must know alike. Up to the layer that scores
+  // come from all rows are fresh.
   [[nodiscard]] bool drifts_at(std::int32_t layer) const {
-    return Drift::moves && chooses_ && !probing_ && layer > 0 && rows_.some_reused_rest();
+    return layer > (std::max)(scored_layer(), 0) && moves_rest();
   }
   template <class FreshKeys, class FreshValues, class Keys, class Values>
-  Status move_rest(const FreshKeys& fresh_keys, const FreshValues& fresh_values, const Keys& keys,
-                   const Values& values);
+  Status merge(std::int32_t layer, Row first, Row end, std::span<const Row> rows, const FreshKeys& fresh_keys,
+               const FreshValues& fresh_values, const Keys& keys, const Values& values);
 
   Selector selector_;
   Backend backend_;
@@ -288,14 +298,8 @@ Status LayerwiseFusor<Selector, Backend, Angles, Drift>::fuse(std::int32_t layer
     KVBLEND_RETURN_IF_ERROR(choose_among_active(layer, fresh_keys, fresh_values, keys, values));
     rows_.keep_picked(picked_);
   }
-  if constexpr (Drift::moves) {
-    if (drifts_at(layer)) KVBLEND_RETURN_IF_ERROR(move_rest(fresh_keys, fresh_values, keys, values));
-  }
-  {
-    Stopwatch watch(report_.merge_s);
-    backend_.merge(fresh_keys, rows_.active(), keys);
-    backend_.merge(fresh_values, rows_.active(), values);
-  }
+  KVBLEND_RETURN_IF_ERROR(
+      merge(layer, Row(0), Row(prompt_->rows()), rows_.active(), fresh_keys, fresh_values, keys, values));
   if (layer == shape_.layers - 1 && !probing_) {
     report_.rows_selected = rows_.kept_reused();
     rows_.keep_outputs();  // nobody reads the other rows' hidden states any more
@@ -327,23 +331,22 @@ Status LayerwiseFusor<Selector, Backend, Angles, Drift>::choose_among_active(std
   return choose(inputs);
 }
 
-// Reused rows that do not run. It reads what merge() overwrites.
+// `rows` ran. Reused rows in [first, end) that did not are moved.
 template <class Selector, class Backend, AngleRule Angles, class Drift>
 template <class FreshKeys, class FreshValues, class Keys, class Values>
-Status LayerwiseFusor<Selector, Backend, Angles, Drift>::move_rest(const FreshKeys& fresh_keys,
-                                                                   const FreshValues& fresh_values, const Keys& keys,
-                                                                   const Values& values) {
-  const std::span<float> moves = drift_.memory;
-  const std::size_t needed = runs_.all().size() * (std::max)(detail::row_values(keys), detail::row_values(values));
-  if (moves.size() < needed) {
-    return Status::error(StatusCode::insufficient_space, "needs %zu floats, has %zu", needed, moves.size())
-        .at("drift memory");
-  }
+Status LayerwiseFusor<Selector, Backend, Angles, Drift>::merge(std::int32_t layer, Row first, Row end,
+                                                               std::span<const Row> rows, const FreshKeys& fresh_keys,
+                                                               const FreshValues& fresh_values, const Keys& keys,
+                                                               const Values& values) {
   Stopwatch watch(report_.merge_s);
-  const std::span<const DriftRole> roles = rows_.drift_roles();
-  backend_.drift(fresh_keys, rows_.active(), runs_.all(), keys, roles, drift_.share, moves);
-  if (static_cast<const void*>(values.base) == static_cast<const void*>(keys.base)) return {};  // they moved along
-  backend_.drift(fresh_values, rows_.active(), runs_.all(), values, roles, drift_.share, moves);
+  if constexpr (Drift::moves) {  // first, as it reads what is overwritten then
+    if (drifts_at(layer)) {
+      KVBLEND_RETURN_IF_ERROR(drift_.move(backend_, rows_.drift_roles(first, end), runs_.all(), rows, fresh_keys, keys,
+                                          fresh_values, values));
+    }
+  }
+  backend_.merge(fresh_keys, rows, keys);
+  backend_.merge(fresh_values, rows, values);
   return {};
 }
 
@@ -375,6 +378,18 @@ void LayerwiseFusor<Selector, Backend, Angles, Drift>::count_pass(std::int32_t l
   if (scored_layer() == shape_.layers - 1) return;
   rows_.keep_all();
   report_.rows_selected = rows_.kept_reused();
+}
+
+template <class Selector, class Backend, AngleRule Angles, class Drift>
+template <ReadablePlane FreshKeys, ReadablePlane FreshValues, WritablePlane Keys, WritablePlane Values>
+Status LayerwiseFusor<Selector, Backend, Angles, Drift>::settle(std::int32_t layer, Row first, Row end,
+                                                                std::span<const Row> rows, const FreshKeys& fresh_keys,
+                                                                const FreshValues& fresh_values, const Keys& keys,
+                                                                const Values& values) {
+  KVBLEND_RETURN_IF_ERROR(detail::check_part(first, end, rows, prompt_->rows()));
+  const auto count = static_cast<std::int64_t>(rows.size());
+  KVBLEND_RETURN_IF_ERROR(detail::check_fresh<HostPlanes>(count, fresh_keys, fresh_values, keys, values));
+  return merge(layer, first, end, rows, fresh_keys, fresh_values, keys, values);
 }
 
 template <class Selector, class Backend, AngleRule Angles, class Drift>

@@ -31,7 +31,7 @@ struct PassReport {
   double score_pass_s = 0;  // the host's score()
   double load_cache_s = 0;  // the host's load()
   double probe_s = 0;       // the host's probe()
-  double compute_s = 0;     // the host's compute()
+  double compute_s = 0;     // the host's compute(), less fusor.merge_s
   double total_s = 0;       // the whole call
   std::int32_t passes = 0;  // calls of compute()
 };
@@ -98,6 +98,20 @@ Status probe_and_choose(Host& host, Fusor& fusor, std::int32_t prompt_rows, Pass
   return fusor.choose_after_probe();
 }
 
+template <class Host, class Fusor>
+Status compute(Host& host, Fusor& fusor, LayerRange range, std::span<const Row> outputs) {
+  if constexpr (Fusor::moves_rows) {
+    if (!fusor.moves_rest()) return host.compute(range, fusor.active(), outputs);
+    const auto settle = [&](std::int32_t layer, Row first, Row end, std::span<const Row> ran, const auto& fresh_keys,
+                            const auto& fresh_values) -> Status {
+      return fusor.settle(layer, first, end, ran, fresh_keys, fresh_values, host.keys(layer), host.values(layer));
+    };
+    return host.compute(range, fusor.active(), outputs, settle);
+  } else {
+    return host.compute(range, fusor.active(), outputs);
+  }
+}
+
 template <class Host, class Source, class Fusor, class Selector>
 Status run_passes(Host& host, Source& source, Fusor& fusor, const Selector& selector, const Prompt& prompt,
                   std::span<const Row> outputs, const PassOptions& options, PassReport& out) {
@@ -124,9 +138,15 @@ Status run_passes(Host& host, Source& source, Fusor& fusor, const Selector& sele
       KVBLEND_RETURN_IF_ERROR(fusor.narrow_at((range.first + range.end - 1) / 2));
     }
     if (!fusor.active().empty()) {
-      Stopwatch watch(out.compute_s);
+      const double merged_s = fusor.report().merge_s;
       const bool last = range.end == host.layers();
-      KVBLEND_RETURN_IF_ERROR(host.compute(range, fusor.active(), last ? outputs : std::span<const Row>{}));
+      Status computed;
+      {
+        Stopwatch watch(out.compute_s);
+        computed = compute(host, fusor, range, last ? outputs : std::span<const Row>{});
+      }
+      out.compute_s -= fusor.report().merge_s - merged_s;
+      KVBLEND_RETURN_IF_ERROR(computed);
       ++out.passes;
     }
     fusor.count_pass(range.size());
@@ -150,7 +170,8 @@ requires(!LayerwiseHost<Host>) Status
                 "kvblend: this selector scores by a probe pass, which a PassHost does not offer without probe()");
   static_assert(Selector::timing != ScoreTiming::during_pass || ScoringPassHost<Host>,
                 "kvblend: this selector looks at fresh keys and values, so the host must have score()");
-  static_assert(!Drift::moves, "kvblend: reused rows drift by what a layer computes, which a PassHost does not show");
+  static_assert(!Drift::moves || SettlingPassHost<Host>,
+                "kvblend: reused rows drift by what a layer computes, which a PassHost does not show without settle");
   PassReport unused;
   PassReport& out = report != nullptr ? *report : unused;
   out = {};

@@ -88,4 +88,33 @@ concept ProbingPassHost = PassHost<H> &&
   { host.attention_mass(layer) } -> std::convertible_to<std::span<const float>>;
 };
 
+namespace detail {
+
+// What settle may be: any callable of this kind.
+struct AnySettle {
+  template <ReadablePlane Keys, ReadablePlane Values>
+  Status operator()(std::int32_t, Row, Row, std::span<const Row>, const Keys&, const Values&) const {
+    return {};
+  }
+};
+
+}  // namespace detail
+
+// A host that can also show what a layer computes before anything attends to it, so that rows which are not computed can
+// move with it (drift.hpp).
+//   compute(range, rows, outputs, settle)   as compute, and asks in each layer, once it has keys and values there and
+//                                 before any row attends to them:
+//                                   settle(layer, first, end, ran, fresh_keys, fresh_values)
+//                                 `ran` are the rows that run, ascending: those of `rows` in [first, end), and others
+//                                 that the host adds. fresh_* are planes over the index into them, keys rotated. If
+//                                 settle returns ok, the rows [first, end) of keys(layer) and values(layer) are what
+//                                 the cache is to hold, but for resident ones, and the host copies them there; if not,
+//                                 compute ends with that status. A host that cannot run all rows at once runs parts, in
+//                                 ascending order: their [first, end) follow one another, from 0 to the prompt's rows
+// keys(layer) and values(layer) must stay as placed until then.
+template <class H>
+concept SettlingPassHost = PassHost<H> && requires(H& host, LayerRange range, std::span<const Row> rows) {
+  { host.compute(range, rows, rows, detail::AnySettle{}) } -> std::same_as<Status>;
+};
+
 }  // namespace kvblend::inline KVBLEND_ABI_NAMESPACE
