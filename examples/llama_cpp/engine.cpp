@@ -397,8 +397,12 @@ void Engine::fill_up(LayerRange range, std::int32_t rows, std::int32_t first_row
 }
 
 Status Engine::compute(LayerRange range, std::span<const Row> rows, std::span<const TokenId> tokens,
-                       std::span<const Row> outputs, std::int32_t first_row) {
+                       std::span<const Row> outputs, std::int32_t first_row, const Settle& settle) {
   logits_.clear();
+  if (settle) {
+    KVBLEND_RETURN_IF_ERROR(can_settle());
+    if (!in_order_) return Status::error(StatusCode::unsupported, "rows were dropped before").at("settle");
+  }
   if (rows.empty()) return {};
   cells_.clear();
   for (const Row row : rows) cells_.push_back(row.value);
@@ -423,10 +427,14 @@ Status Engine::compute(LayerRange range, std::span<const Row> rows, std::span<co
       hidden_.values.resize(index_of(rows_) * static_cast<std::size_t>(hidden_.width));
     }
     fill_up(range, rows_, first_row);
-    Status status = compute_in_place(range, tokens);
+    Status status = compute_in_place(range, tokens, nullptr, settle, first_row);
     const bool unsound = status.code() == StatusCode::host_error;
     // Rows that may run in all layers give the same, wherever they were to start.
     if (!unsound) return status;
+    if (settle) {  // what the other route would start from has moved
+      settles_ = status;
+      return status;
+    }
     if (range.end != model_.layers()) {
       ranges_ = false;
       route_reason_ = std::string(status.where()) + ": " + status.message();
@@ -442,6 +450,13 @@ Status Engine::compute(LayerRange range, std::span<const Row> rows, std::span<co
   return compute_by_runs(tokens);
 }
 
+Status Engine::can_settle() const {
+  if (route_ == Route::in_place) return settles_;
+  return Status::error(StatusCode::unsupported, "rows are computed by runs%s%s", route_reason_.empty() ? "" : ": ",
+                       route_reason_.c_str())
+      .at("settle");
+}
+
 void Engine::take_other_route(const Status& why) {
   route_ = Route::runs;
   route_reason_ = std::string(why.where()) + ": " + why.message();
@@ -449,11 +464,11 @@ void Engine::take_other_route(const Status& why) {
 
 // Rows of the pass that starts with the `done`-th. Cut as llama.cpp cuts a prefill, as results depend on it to the last
 // bit. With the fast kernel scattered rows go in smaller parts, which are shown fewer cells; but, batches of 128 rows
-// and more provided, no part is too small for it.
-std::size_t Engine::part_of(std::size_t done) const {
+// and more provided, no part is too small for it. Not where rows settle, which a part does by its own rows.
+std::size_t Engine::part_of(std::size_t done, bool settles) const {
   const std::size_t left = cells_.size() - done;
   std::size_t count = std::min(left, index_of(options_.batch));
-  if (!wants_many_rows()) return count;
+  if (settles || !wants_many_rows()) return count;
   std::size_t least = 2 * index_of(kManyRows);
   while (least < count && cells_[done + least - 1] - cells_[done] < kManyCells) least += index_of(kManyRows);
   count = std::min(count, least);
@@ -463,9 +478,11 @@ std::size_t Engine::part_of(std::size_t done) const {
   return count;
 }
 
-Status Engine::compute_in_place(LayerRange range, std::span<const TokenId> tokens, AttentionReader* reader) {
+// Rows before `first_row` do not settle.
+Status Engine::compute_in_place(LayerRange range, std::span<const TokenId> tokens, AttentionReader* reader,
+                                const Settle& settle, std::int32_t first_row) {
   for (std::size_t done = 0; done < cells_.size();) {
-    const std::size_t count = part_of(done);
+    const std::size_t count = part_of(done, static_cast<bool>(settle));
     const std::span<const std::int32_t> cells = std::span(cells_).subspan(done, count);
     batch_.clear();
     for (const std::int32_t cell : cells) batch_.push_back(tokens[index_of(std::min(cell, rows_ - 1))]);
@@ -478,6 +495,19 @@ Status Engine::compute_in_place(LayerRange range, std::span<const TokenId> token
     what.window = model_.window();
     what.hidden = &hidden_;
     hook_.rewrite(what);
+    if (settle) {
+      GraphHook::Settling settling;
+      settling.first = done == 0 ? 0 : cells.front();
+      settling.end = done + count == cells_.size() ? rows_ : cells_[done + count];
+      settling.decide = [&, first = settling.first, end = settling.end](std::int32_t layer, std::span<const float> keys,
+                                                                        std::span<const float> values) {
+        return settle(layer, first, end, cells, keys, values);
+      };
+      settling.first = std::max(settling.first, first_row);
+      settling.width = std::int64_t{model_.kv_heads()} * model_.head_dim();
+      settling.transposed_values = blob_format_.transposed_values;
+      hook_.settle(std::move(settling));
+    }
     if (reader != nullptr) hook_.report(*reader);
     const std::span<const std::uint8_t> wants = std::span(wanted_).subspan(done, count);
     const Status status = decode(1, 0, batch_, range.end == model_.layers() ? wants : std::span<const std::uint8_t>{});

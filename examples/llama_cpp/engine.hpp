@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -99,9 +100,17 @@ class Engine {
   [[nodiscard]] std::span<float> fresh_values(std::int32_t layer);
   // Computes `rows` (ascending) of sequence 0 in the layers of `range`; `tokens` are those of all its rows. Logits of
   // `outputs` are behind logits(). Adds rows before the last one, from `first_row` on, where fewer would take longer.
+  // `settle`, if given, is asked in each layer before any row attends, once for each part of the rows that runs at a
+  // time: [first, end) are the part's cells, `cells` those of them that run, with their fresh rows. It says where the
+  // layer lies in a blob of rows() cells; that is copied for [first, end). Errors: can_settle()'s, and settle's own.
+  using Settle = std::function<kvblend::Result<BlobReader::Rows>(
+      std::int32_t layer, std::int32_t first, std::int32_t end, std::span<const std::int32_t> cells,
+      std::span<const float> keys, std::span<const float> values)>;
   kvblend::Status compute(kvblend::LayerRange range, std::span<const kvblend::Row> rows,
                           std::span<const kvblend::TokenId> tokens, std::span<const kvblend::Row> outputs,
-                          std::int32_t first_row = 0);
+                          std::int32_t first_row = 0, const Settle& settle = {});
+  // Ok, or why compute() takes no `settle`: rows are not computed in place, or the self-test found something wrong.
+  [[nodiscard]] kvblend::Status can_settle() const;
 
   // ---- where attention goes ----
   // Ok, or why it cannot be read: rows are not computed in place, or the self-test found something wrong.
@@ -137,10 +146,11 @@ class Engine {
   void fill_up(kvblend::LayerRange range, std::int32_t rows, std::int32_t first_row);
   [[nodiscard]] std::int32_t missing_rows(std::size_t rows) const;
   kvblend::Status compute_in_place(kvblend::LayerRange range, std::span<const kvblend::TokenId> tokens,
-                                   AttentionReader* reader = nullptr);
+                                   AttentionReader* reader = nullptr, const Settle& settle = {},
+                                   std::int32_t first_row = 0);
   kvblend::Status compute_by_runs(std::span<const kvblend::TokenId> tokens);
   [[nodiscard]] bool wants_many_rows() const;
-  [[nodiscard]] std::size_t part_of(std::size_t done) const;
+  [[nodiscard]] std::size_t part_of(std::size_t done, bool settles) const;
 
   const Model& model_;
   EngineOptions options_;
@@ -152,7 +162,8 @@ class Engine {
   bool ranges_ = true;
   bool scores_ = true;      // scoring passed the self-test, or was not put to it
   kvblend::Status probes_;  // of the self-test
-  bool in_order_ = true;    // cell = position
+  kvblend::Status settles_;
+  bool in_order_ = true;  // cell = position
   std::string route_reason_;
   BlobFormat blob_format_;
   std::vector<Place> places_;

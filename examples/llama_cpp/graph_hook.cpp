@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "ggml-backend.h"
 #include "ggml.h"
@@ -92,6 +93,14 @@ void GraphHook::rewrite(const Rewrite& what) {
   entered_ = what.range.first == 0;
   left_ = what.range.end == what.layers;
   saw_positions_ = saw_cells_ = saw_mask_ = false;
+  settling_ = {};
+}
+
+void GraphHook::settle(Settling settling) {
+  settling_ = std::move(settling);
+  decide_error_ = {};
+  settled_ = 0;
+  stored_keys_ = stored_values_ = nullptr;
 }
 
 Status GraphHook::finish() {
@@ -104,11 +113,19 @@ Status GraphHook::finish() {
   inputs_.clear();
   const Mode mode = mode_;
   mode_ = Mode::idle;
+  const bool settles = static_cast<bool>(settling_.decide);
+  settling_ = {};
+  if (!decide_error_.ok()) {
+    failure_.clear();
+    return std::exchange(decide_error_, Status());
+  }
   if (mode == Mode::rewrite && failure_.empty()) {
     if (!saw_positions_ || !saw_cells_ || !saw_mask_) {
       failure_ = "the graph has no positions, cells or mask where they were looked for";
     } else if (!entered_ || !left_) {
       failure_ = "the graph has no node l_out where a range of layers starts or ends";
+    } else if (settles && settled_ != rewrite_.range.size()) {
+      failure_ = "the graph does not store keys and values of each layer where they were looked for";
     }
   }
   if (reader_ != nullptr && failure_.empty()) failure_ = reader_->failure();
@@ -127,7 +144,7 @@ void GraphHook::fail(const char* format, ...) {
   std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
   failure_ = text;
-  for (ggml_tensor* node : nodes_) skip(node);  // none was computed yet
+  for (ggml_tensor* node : nodes_) skip(node);
 }
 
 void GraphHook::skip(ggml_tensor* node) {
@@ -174,6 +191,8 @@ bool GraphHook::ask_capturing(ggml_tensor* node) {
 bool GraphHook::done(ggml_tensor* node) {
   if (reader_ != nullptr && reader_->wants(node)) return reader_->read(node) && !reader_->complete();
   if (mode_ == Mode::rewrite) {
+    std::int32_t stored = -1;
+    if (cache_written(node, stored) != Cache::none) return settle_layer(node);
     leave(node);
     return false;
   }
@@ -192,29 +211,35 @@ bool GraphHook::done(ggml_tensor* node) {
     return true;
   }
 
-  const ggml_tensor* rows = node->src[0];
-  const std::int64_t count = ggml_nelements(rows) / out.width;
-  if (rows->type != GGML_TYPE_F32 || ggml_nelements(rows) % out.width != 0 || count > out.tokens - out.done ||
-      (rows->ne[0] != out.width && !ggml_is_contiguous(rows))) {
-    fail("what layer %d stores has another shape than its keys or values have", layer);
-    return false;
-  }
+  const std::int64_t count = ggml_nelements(node->src[0]) / out.width;
   auto& into = (cache == Cache::keys ? out.keys : out.values)[index_of(layer)];
-  float* to = into.data() + out.done * out.width;
-  const std::size_t bytes = static_cast<std::size_t>(out.width) * sizeof(float);
-  if (ggml_is_contiguous(rows)) {
-    ggml_backend_tensor_get(rows, to, 0, static_cast<std::size_t>(count) * bytes);
-  } else {
-    for (std::int64_t i = 0; i < count; ++i) {
-      ggml_backend_tensor_get(rows, to + i * out.width, static_cast<std::size_t>(i) * rows->nb[1], bytes);
-    }
-  }
+  if (!read_fresh(node, out.width, out.tokens - out.done, into.data() + out.done * out.width)) return false;
   if (layer < out.layer) return true;
   (cache == Cache::keys ? key_done_ : value_done_) = true;
   if (!key_done_ || !value_done_) return true;
   key_done_ = value_done_ = false;
   out.done += static_cast<std::int32_t>(count);
   return false;  // enough of this graph
+}
+
+// The rows that a node stores, at most `room` of them.
+bool GraphHook::read_fresh(const ggml_tensor* node, std::int64_t width, std::int64_t room, float* to) {
+  const ggml_tensor* rows = node->src[0];
+  const std::int64_t count = ggml_nelements(rows) / width;
+  if (rows->type != GGML_TYPE_F32 || ggml_nelements(rows) % width != 0 || count > room ||
+      (rows->ne[0] != width && !ggml_is_contiguous(rows))) {
+    fail("%s is given rows of another shape than keys or values have", node->name);
+    return false;
+  }
+  const std::size_t bytes = static_cast<std::size_t>(width) * sizeof(float);
+  if (ggml_is_contiguous(rows)) {
+    ggml_backend_tensor_get(rows, to, 0, static_cast<std::size_t>(count) * bytes);
+    return true;
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    ggml_backend_tensor_get(rows, to + i * width, static_cast<std::size_t>(i) * rows->nb[1], bytes);
+  }
+  return true;
 }
 
 // ---- rewriting ------------------------------------------------------------------------------------------------------
@@ -236,6 +261,8 @@ bool GraphHook::ask_rewriting(ggml_tensor* node) {
     if (layer_out == rewrite_.range.first - 1) enter(node);
     return false;
   }
+  std::int32_t stored = -1;
+  if (settling_.decide && cache_written(node, stored) != Cache::none) return true;
   return !left_ && layer_out == rewrite_.range.end - 1;
 }
 
@@ -399,6 +426,64 @@ void GraphHook::leave(ggml_tensor* node) {
     }
     ggml_backend_tensor_get(node, hidden.values.data() + row * hidden.width, i * bytes, bytes);
     hidden.entry[index_of(row)] = rewrite_.range.end;
+  }
+}
+
+// A node has stored keys or values. Once both are there, the layer's cells are made what they are to be.
+bool GraphHook::settle_layer(const ggml_tensor* node) {
+  std::int32_t layer = -1;
+  const bool of_keys = cache_written(node, layer) == Cache::keys;
+  const auto tokens = static_cast<std::int64_t>(rewrite_.rows.size());
+  auto& fresh = of_keys ? fresh_keys_ : fresh_values_;
+  fresh.resize(static_cast<std::size_t>(tokens * settling_.width));
+  if (ggml_nelements(node->src[0]) != tokens * settling_.width) {
+    fail("%s is given another number of rows than run", node->name);
+    return false;
+  }
+  if (!read_fresh(node, settling_.width, tokens, fresh.data())) return false;
+  (of_keys ? stored_keys_ : stored_values_) = node;
+  if (stored_keys_ == nullptr || stored_values_ == nullptr) return true;
+
+  const ggml_tensor* keys = std::exchange(stored_keys_, nullptr);
+  const ggml_tensor* values = std::exchange(stored_values_, nullptr);
+  const kvblend::Result<BlobReader::Rows> blob = settling_.decide(layer, fresh_keys_, fresh_values_);
+  if (!blob.ok()) {
+    decide_error_ = blob.status;
+    return false;
+  }
+  while (keys->view_src != nullptr) keys = keys->view_src;
+  while (values->view_src != nullptr) values = values->view_src;
+  copy_to_cells(keys, blob.value.keys);
+  if (settling_.transposed_values) {
+    copy_to_columns(values, blob.value.values);
+  } else {
+    copy_to_cells(values, blob.value.values);
+  }
+  ++settled_;
+  return failure_.empty();
+}
+
+// [cells, width]
+void GraphHook::copy_to_cells(const ggml_tensor* cache, const std::byte* rows) {
+  const std::size_t row = ggml_row_size(cache->type, settling_.width);
+  const auto first = static_cast<std::size_t>(settling_.first) * row;
+  const auto end = static_cast<std::size_t>(settling_.end) * row;
+  if (cache->nb[1] != row || end > ggml_nbytes(cache)) return fail("%s is of another shape", cache->name);
+  ggml_backend_tensor_set(const_cast<ggml_tensor*>(cache), rows + first, first, end - first);
+}
+
+// [width, cells], in the cache of more cells than in the blob.
+void GraphHook::copy_to_columns(const ggml_tensor* cache, const std::byte* columns) {
+  const std::size_t value = ggml_type_size(cache->type);
+  const auto width = static_cast<std::size_t>(settling_.width);
+  const std::size_t column = ggml_nbytes(cache) / width;
+  const std::size_t blob_column = static_cast<std::size_t>(rewrite_.cells) * value;
+  const auto first = static_cast<std::size_t>(settling_.first) * value;
+  const auto end = static_cast<std::size_t>(settling_.end) * value;
+  if (ggml_nbytes(cache) % width != 0 || end > column) return fail("%s is of another shape", cache->name);
+  for (std::size_t i = 0; i < width; ++i) {
+    ggml_backend_tensor_set(const_cast<ggml_tensor*>(cache), columns + i * blob_column + first, i * column + first,
+                            end - first);
   }
 }
 

@@ -6,10 +6,13 @@
 // l_out-<layer> - is not promised: hence the checks here, and the engine's self-test.
 #pragma once
 
+#include <llama_cpp/state_blob.hpp>
+
 #include <kvblend/core/status.hpp>
 #include <kvblend/fuse/pass_host.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -68,13 +71,27 @@ class GraphHook {
   };
   void rewrite(const Rewrite& what);
 
+  // ---- besides: before a layer attends, cells of the cache become what is decided from its fresh keys and values ----
+  struct Settling {
+    // Fresh rows are [tokens, width], as they are stored. Says where in a blob of as many cells as the sequence has the
+    // layer lies; that is copied for the cells [first, end), the batch's own among them.
+    std::function<kvblend::Result<BlobReader::Rows>(std::int32_t layer, std::span<const float> keys,
+                                                    std::span<const float> values)>
+        decide;
+    std::int32_t first = 0;
+    std::int32_t end = 0;
+    std::int64_t width = 0;  // values of a row
+    bool transposed_values = false;
+  };
+  void settle(Settling settling);
+
   // ---- besides, while graphs run as they are or are rewritten: where attention goes; the last layer's ends them ----
   void report(AttentionReader& reader) { reader_ = &reader; }
 
   // Before each decode.
   void begin_graph();
   // After the decode: undoes what must be undone, and says what was wrong. A graph that failed a check did nothing, but
-  // for one whose attention was read: there the KV of the rows that ran is undefined.
+  // where attention was read the KV of the rows that ran is undefined, and where layers settled that of all their cells.
   kvblend::Status finish();
   [[nodiscard]] double patch_seconds() const { return patch_seconds_; }
 
@@ -94,6 +111,10 @@ class GraphHook {
   bool holds_hidden(const ggml_tensor* node);
   void enter(ggml_tensor* node);
   void leave(ggml_tensor* node);
+  bool settle_layer(const ggml_tensor* node);
+  void copy_to_cells(const ggml_tensor* cache, const std::byte* rows);
+  void copy_to_columns(const ggml_tensor* cache, const std::byte* columns);
+  bool read_fresh(const ggml_tensor* node, std::int64_t width, std::int64_t room, float* to);
   bool is_new_input(ggml_tensor* input, const char* what);
   void skip(ggml_tensor* node);
   void fail(const char* format, ...) __attribute__((format(printf, 2, 3)));
@@ -102,6 +123,13 @@ class GraphHook {
   Observation* observation_ = nullptr;
   Capture* capture_ = nullptr;
   Rewrite rewrite_;
+  Settling settling_;
+  kvblend::Status decide_error_;
+  std::int32_t settled_ = 0;                    // layers
+  std::vector<float> fresh_keys_;               // of the layer that settles
+  std::vector<float> fresh_values_;             // the same
+  const ggml_tensor* stored_keys_ = nullptr;    // the node that stored them, once it has
+  const ggml_tensor* stored_values_ = nullptr;  // the same
   AttentionReader* reader_ = nullptr;
   std::vector<ggml_tensor*> nodes_;                               // of the graph so far
   std::vector<ggml_tensor*> skipped_;                             // whose flag to be computed was taken

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Host: an Engine as kvblend sees it, a ScoringPassHost and ProbingPassHost. Reused KV is placed into a state blob,
-// which the engine loads in one call.
+// Host: an Engine as kvblend sees it, a ScoringPassHost, ProbingPassHost and SettlingPassHost. Reused KV is placed into
+// a state blob, which the engine loads in one call.
 #pragma once
 
 #include <llama_cpp/engine.hpp>
@@ -73,8 +73,8 @@ class Host {
   // resident rows than there are, or resident rows that a sliding window has passed.
   kvblend::Status begin(const kvblend::Prompt& prompt);
   kvblend::Status score(std::int32_t layer, std::span<const kvblend::Row> rows);
-  [[nodiscard]] auto fresh_keys(std::int32_t layer) { return fresh(engine_.fresh_keys(layer)); }
-  [[nodiscard]] auto fresh_values(std::int32_t layer) { return fresh(engine_.fresh_values(layer)); }
+  [[nodiscard]] auto fresh_keys(std::int32_t layer) { return fresh(engine_.fresh_keys(layer), scored_); }
+  [[nodiscard]] auto fresh_values(std::int32_t layer) { return fresh(engine_.fresh_values(layer), scored_); }
   [[nodiscard]] kvblend::ContiguousPlane<Stored> keys(std::int32_t layer) {
     return detail::blob_plane<Stored>(rows_of(layer).keys, engine_.model(), staging_.cells(), false);
   }
@@ -95,6 +95,10 @@ class Host {
                           std::span<const kvblend::Row> outputs) {
     return engine_.compute(range, rows, tokens_, outputs, resident_);
   }
+  // Errors: the engine's can_settle().
+  template <class Settle>
+  kvblend::Status compute(kvblend::LayerRange range, std::span<const kvblend::Row> rows,
+                          std::span<const kvblend::Row> outputs, const Settle& settle);
   kvblend::Status commit(std::int32_t) { return {}; }
   void abort() { static_cast<void>(engine_.truncate((std::min)(resident_, engine_.rows()))); }
 
@@ -103,14 +107,16 @@ class Host {
     const Engine::Place place = engine_.place_of(layer);
     return staging_.rows(place.body, place.layer);
   }
-  [[nodiscard]] kvblend::Plane<Fresh, kvblend::ContiguousLayout, const std::byte> fresh(std::span<const float> rows) {
-    return detail::blob_plane<Fresh>(reinterpret_cast<const std::byte*>(rows.data()), engine_.model(), scored_, false);
+  [[nodiscard]] kvblend::Plane<Fresh, kvblend::ContiguousLayout, const std::byte> fresh(std::span<const float> floats,
+                                                                                        std::int32_t rows) {
+    return detail::blob_plane<Fresh>(reinterpret_cast<const std::byte*>(floats.data()), engine_.model(), rows, false);
   }
   kvblend::Status keep_resident();
 
   Engine& engine_;
   BlobWriter& staging_;
   std::vector<kvblend::TokenId> tokens_;
+  std::vector<kvblend::Row> ran_;  // of the part that settles
   std::int32_t resident_ = 0;
   std::int32_t scored_ = 0;  // rows of the fresh planes
 };
@@ -243,6 +249,22 @@ kvblend::Status Host<Stored, Fresh>::score(std::int32_t layer, std::span<const k
   }
   scored_ = static_cast<std::int32_t>(rows.size());
   return {};
+}
+
+template <kvblend::Codec Stored, kvblend::Codec Fresh>
+template <class Settle>
+kvblend::Status Host<Stored, Fresh>::compute(kvblend::LayerRange range, std::span<const kvblend::Row> rows,
+                                             std::span<const kvblend::Row> outputs, const Settle& settle) {
+  using namespace kvblend;
+  const auto decide = [&](std::int32_t layer, std::int32_t first, std::int32_t end, std::span<const std::int32_t> cells,
+                          std::span<const float> keys, std::span<const float> values) -> Result<BlobReader::Rows> {
+    ran_.clear();
+    for (const std::int32_t cell : cells) ran_.push_back(Row(cell));
+    const auto count = static_cast<std::int32_t>(cells.size());
+    KVBLEND_RETURN_IF_ERROR(settle(layer, Row(first), Row(end), ran_, fresh(keys, count), fresh(values, count)));
+    return BlobReader::Rows{rows_of(layer).keys, rows_of(layer).values};
+  };
+  return engine_.compute(range, rows, tokens_, outputs, resident_, decide);
 }
 
 // Calls body(host) with the host of the engine's cache type.

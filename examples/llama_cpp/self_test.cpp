@@ -21,10 +21,15 @@ Status differs(const char* what) {
   return Status::error(StatusCode::mismatch, "%s differ from a plain prefill's", what).at("self-test");
 }
 
-// What a plain prefill left.
+// What a plain pass left.
 struct Expected {
   std::vector<float> logits;
   std::vector<std::byte> blob;
+
+  Status take(const Engine& engine) {
+    logits.assign(engine.logits().begin(), engine.logits().end());
+    return engine.save(blob);
+  }
 };
 
 bool same_bits(std::span<const float> a, std::span<const float> b) {
@@ -39,48 +44,61 @@ Status compare(const Engine& engine, const Expected& expected) {
   return {};
 }
 
+// Whether fresh rows, [rows, kv_heads * head_dim], are bit for bit those that a prefill stored of the cells from `first` on.
+Status compare_rows(const Engine& engine, std::span<const float> keys, std::span<const float> values,
+                    const BlobReader::Rows& stored, std::size_t first) {
+  const std::int64_t width = std::int64_t{engine.model().kv_heads()} * engine.model().head_dim();
+  const auto floats = static_cast<std::size_t>(width);
+  const bool transposed = engine.blob_format().transposed_values;
+  std::vector<std::byte> row(floats * sizeof(float));
+  bool same = keys.size() == values.size() && keys.size() % floats == 0;
+  const Status known = with_codec(engine.options().cache_type, [&](auto codec) -> Status {
+    using C = decltype(codec);
+    const auto bytes = static_cast<std::size_t>(width / C::block_values * C::block_bytes);
+    for (std::size_t i = 0; same && i < keys.size() / floats; ++i) {
+      const std::size_t cell = first + i;
+      codec.encode(keys.data() + i * floats, row.data(), width);
+      same = std::memcmp(row.data(), stored.keys + cell * bytes, bytes) == 0;
+      codec.encode(values.data() + i * floats, row.data(), width);
+      if (!transposed) {
+        same = same && std::memcmp(row.data(), stored.values + cell * bytes, bytes) == 0;
+        continue;
+      }
+      for (std::size_t j = 0; j < floats; ++j) {
+        const std::size_t at = (j * kTokens + cell) * C::block_bytes;
+        same = same && std::memcmp(row.data() + j * C::block_bytes, stored.values + at, C::block_bytes) == 0;
+      }
+    }
+    return {};
+  });
+  KVBLEND_RETURN_IF_ERROR(known);
+  return same ? Status() : differs("fresh keys or values");
+}
+
+// Where a layer lies in the blob of a prefill.
+Result<BlobReader::Rows> rows_of(const Engine& engine, const BlobReader& reader, std::int32_t layer) {
+  const Engine::Place place = engine.place_of(layer);
+  if (reader.cells(place.body) == kTokens) return reader.rows(place.body, place.layer);
+  return Status::error(StatusCode::unsupported, "its window is shorter than %d tokens", kTokens).at("layer %d", layer);
+}
+
 // Keys and values that scoring captures, against those a prefill stored; and those below the scored layer into `writer`,
 // as they are not computed again.
 Status take_scored(Engine& engine, std::int32_t scored, const Expected& expected, const BlobWriter& writer) {
   const Result<BlobReader> reader = BlobReader::open(engine.blob_format(), expected.blob);
   KVBLEND_RETURN_IF_ERROR(reader.status);
-  const auto width = static_cast<std::int64_t>(engine.fresh_keys(0).size()) / kTokens;
-  std::vector<std::byte> row(static_cast<std::size_t>(width) * sizeof(float));
-  const bool transposed = engine.blob_format().transposed_values;
   for (std::int32_t layer = 0; layer <= scored; ++layer) {
+    const Result<BlobReader::Rows> stored = rows_of(engine, reader.value, layer);
+    KVBLEND_RETURN_IF_ERROR(stored.status);
+    KVBLEND_RETURN_IF_ERROR(
+        compare_rows(engine, engine.fresh_keys(layer), engine.fresh_values(layer), stored.value, 0));
+    if (layer == scored) continue;
     const Engine::Place place = engine.place_of(layer);
-    if (reader.value.cells(place.body) != kTokens) {
-      return Status::error(StatusCode::unsupported, "its window is shorter than %d tokens", kTokens)
-          .at("layer %d", layer);
-    }
-    const BlobReader::Rows stored = reader.value.rows(place.body, place.layer);
     const BlobRows into = writer.rows(place.body, place.layer);
-    const std::span<const float> keys = engine.fresh_keys(layer);
-    const std::span<const float> values = engine.fresh_values(layer);
-    bool same = true;
-    const Status known = with_codec(engine.options().cache_type, [&](auto codec) -> Status {
-      using C = decltype(codec);
-      const auto bytes = static_cast<std::size_t>(width / C::block_values * C::block_bytes);
-      for (std::size_t t = 0; t < std::size_t{kTokens}; ++t) {
-        codec.encode(keys.data() + t * static_cast<std::size_t>(width), row.data(), width);
-        same = same && std::memcmp(row.data(), stored.keys + t * bytes, bytes) == 0;
-        codec.encode(values.data() + t * static_cast<std::size_t>(width), row.data(), width);
-        if (!transposed) {
-          same = same && std::memcmp(row.data(), stored.values + t * bytes, bytes) == 0;
-          continue;
-        }
-        for (std::size_t j = 0; j < static_cast<std::size_t>(width); ++j) {
-          const std::size_t at = (j * kTokens + t) * C::block_bytes;
-          same = same && std::memcmp(row.data() + j * C::block_bytes, stored.values + at, C::block_bytes) == 0;
-        }
-      }
-      if (layer == scored) return {};
-      std::memcpy(into.keys, stored.keys, kTokens * bytes);
-      std::memcpy(into.values, stored.values, kTokens * bytes);
-      return {};
-    });
-    KVBLEND_RETURN_IF_ERROR(known);
-    if (!same) return differs("scored keys or values");
+    const BlobLayer& format =
+        engine.blob_format().bodies[static_cast<std::size_t>(place.body)][static_cast<std::size_t>(place.layer)];
+    std::memcpy(into.keys, stored.value.keys, static_cast<std::size_t>(kTokens * format.key_row_bytes));
+    std::memcpy(into.values, stored.value.values, static_cast<std::size_t>(kTokens * format.value_row_bytes));
   }
   return {};
 }
@@ -100,6 +118,32 @@ Status test_ranges(Engine& engine, std::span<const TokenId> tokens, std::span<co
   const std::int32_t middle = (1 + layers) / 2;
   KVBLEND_RETURN_IF_ERROR(engine.compute({1, middle}, rows, tokens, {}));
   KVBLEND_RETURN_IF_ERROR(engine.compute({middle, layers}, rows, tokens, last));
+  return compare(engine, expected);
+}
+
+// The last rows over a cache of zeros that becomes the prefill's, layer by layer, before they attend to it.
+Status test_settling(Engine& engine, std::span<const TokenId> tokens, std::span<const Row> rows,
+                     std::span<const Row> last, const Expected& prefill) {
+  const Result<BlobReader> reader = BlobReader::open(engine.blob_format(), prefill.blob);
+  KVBLEND_RETURN_IF_ERROR(reader.status);
+  const LayerRange all{0, engine.model().layers()};
+  KVBLEND_RETURN_IF_ERROR(engine.load(prefill.blob, kTokens));
+  KVBLEND_RETURN_IF_ERROR(engine.compute(all, rows, tokens, last));
+  Expected expected;
+  KVBLEND_RETURN_IF_ERROR(expected.take(engine));
+
+  BlobWriter writer;
+  KVBLEND_RETURN_IF_ERROR(writer.lay_out(engine.blob_format(), kTokens, Position(0)));
+  KVBLEND_RETURN_IF_ERROR(engine.load(writer.bytes(), kTokens));
+  const auto settle = [&](std::int32_t layer, std::int32_t, std::int32_t, std::span<const std::int32_t> cells,
+                          std::span<const float> keys, std::span<const float> values) -> Result<BlobReader::Rows> {
+    const Result<BlobReader::Rows> stored = rows_of(engine, reader.value, layer);
+    KVBLEND_RETURN_IF_ERROR(stored.status);
+    const auto first = static_cast<std::size_t>(cells.front());
+    KVBLEND_RETURN_IF_ERROR(compare_rows(engine, keys, values, stored.value, first));
+    return stored;
+  };
+  KVBLEND_RETURN_IF_ERROR(engine.compute(all, rows, tokens, last, 0, settle));
   return compare(engine, expected);
 }
 
@@ -151,8 +195,7 @@ Status Engine::test_itself() {
   const std::span<const Row> last = std::span<const Row>(rows).last(1);
   Expected expected;
   KVBLEND_RETURN_IF_ERROR(engine.prefill(tokens));
-  expected.logits.assign(engine.logits().begin(), engine.logits().end());
-  KVBLEND_RETURN_IF_ERROR(engine.save(expected.blob));
+  KVBLEND_RETURN_IF_ERROR(expected.take(engine));
 
   BlobWriter writer;
   KVBLEND_RETURN_IF_ERROR(writer.lay_out(engine.blob_format(), kTokens, Position(0)));
@@ -170,6 +213,7 @@ Status Engine::test_itself() {
     ranges_ = false;
     route_reason_ = std::string(status.where()) + ": " + status.message();
   }
+  settles_ = test_settling(engine, tokens, std::span<const Row>(rows).last(8), last, expected);
   probes_ = test_probes(engine, tokens, rows);
   return {};
 }

@@ -68,8 +68,10 @@ Status LlamaHost::check(const Selection& selection) const {
                          why.message())
         .at("selector %s", selection.selector.c_str());
   }
-  if (traits.value.drifts) {
-    return Status::error(StatusCode::unsupported, "moves rows by what each layer computes, and all run in one pass")
+  if (traits.value.drifts && !engine_->can_settle().ok()) {
+    const Status why = engine_->can_settle();
+    return Status::error(StatusCode::unsupported, "moves rows layer by layer, which cannot be done: %s: %s",
+                         why.where(), why.message())
         .at("selector %s", selection.selector.c_str());
   }
   if (selection.schedule == "gradual" && !engine_->runs_ranges()) {
@@ -200,9 +202,14 @@ Status LlamaHost::blend(const Prompt& prompt, std::span<const ChunkSource> sourc
 Status LlamaHost::blend_rows(const Prompt& prompt, std::span<const ChunkSource> sources, const Selection& selection,
                              std::span<const Row> outputs, Run& run) {
   PassReport report;
+  const auto traits = selector_traits(selection.selector);
+  KVBLEND_RETURN_IF_ERROR(traits.status);
   const Status status = with_selector(selection, [&](const auto& selector) {
     return llama_cpp::with_host(*engine_, blob_, [&](auto&& host) {
       using Stored = typename std::remove_cvref_t<decltype(host)>::stored_codec;
+      if (traits.value.drifts) {
+        return blender_.run<Stored, CommonDrift>(host, selector, identity_, prompt, sources, outputs, report);
+      }
       return blender_.run<Stored>(host, selector, identity_, prompt, sources, outputs, report);
     });
   });

@@ -32,7 +32,7 @@ struct SelectorTraits {
   kvblend::ScoreTiming timing;
   bool weighs_values;        // attention times ‖v‖
   bool needs_stored_scores;  // every chunk must have them
-  bool drifts;               // the rows not chosen move by CommonDrift: not on hosts that run all layers in one pass
+  bool drifts;               // the rows not chosen move by CommonDrift
 };
 
 // All that with_selector() knows, the simple ones first.

@@ -172,39 +172,98 @@ TEST_CASE("the share of a question's attention is what a blend that probes sees 
   check_share(*host, tiny_gguf::kVocabulary);
 }
 
-TEST_CASE("a host of whole passes refuses drift by name and the other host blends with it") {
-  rag::Selection selection;
-  selection.selector = "drift(attention_value_mass)";
-  selection.ratio = 0.3;
+namespace {
+
+// Two passages behind a context, blended with a question in front and behind. All tokens are below kVocabulary.
+struct DriftScene {
+  explicit DriftScene(rag::Host& h, int tokens = 100) : host(h) {
+    for (unsigned i = 0; i < 2; ++i) {
+      auto chunk = host.encode(random_tokens(tokens, tiny_gguf::kVocabulary, i), random_tokens(20, tiny_gguf::kVocabulary, 9));
+      require_ok(chunk.status);
+      chunks.push_back(chunk.value);
+    }
+  }
+
+  std::vector<float> blend(const char* selector, double ratio, rag::Run* report = nullptr) {
+    const std::array<ChunkInfo, 2> infos = {chunks[0]->info(), chunks[1]->info()};
+    const auto question = random_tokens(8, tiny_gguf::kVocabulary, 3);
+    std::vector<Segment> segments = {fresh_segment(question), cached_segment(infos[1]), cached_segment(infos[0]),
+                                     fresh_segment(question)};
+    const std::vector<ChunkSource> sources = {{}, ChunkSource(chunks[1]), ChunkSource(chunks[0]), {}};
+    const auto prompt = Prompt::make(segments, Position(1000));
+    require_ok(prompt.status);
+    rag::Selection selection;
+    selection.selector = selector;
+    selection.ratio = ratio;
+    std::vector<float> logits(static_cast<std::size_t>(host.vocabulary()));
+    rag::Run run;
+    host.clear();
+    require_ok(host.check(selection));
+    require_ok(host.blend(prompt.value, sources, selection, run, logits));
+    if (report != nullptr) *report = run;
+    return logits;
+  }
+
+  rag::Host& host;
+  std::vector<ChunkHandle> chunks;
+};
+
+}  // namespace
+
+TEST_CASE("drift on llama.cpp is what it is on the other engine") {
   const tiny_gguf::TemporaryFile file("drift.gguf");
   tiny_gguf::write_decoder(file.path(), "llama");
-  const auto passes = opened(rag::LlamaHost::open(file.path(), llama(false)));
-  require_ok(passes->reserve(100));
-  const Status refused = passes->check(selection);
-  CHECK(refused.code() == StatusCode::unsupported);
-  CHECK(std::string(refused.where()) == "selector drift(attention_value_mass)");
+  const auto eigen = opened(rag::EigenHost::open(file.path(), 2));
+  require_ok(eigen->reserve(400));
+  DriftScene expected(*eigen);
+  const char* const kDrift = "drift(attention_value_mass)";
 
-  const auto layers = opened(rag::EigenHost::open(KVBLEND_TEST_MODEL, 2));
-  require_ok(layers->reserve(100));
-  require_ok(layers->check(selection));
-  const auto passage = random_tokens(40, 40000, 1);
-  const auto chunk = layers->encode(passage, random_tokens(20, 40000, 2));
-  require_ok(chunk.status);
-  const ChunkInfo info = chunk.value->info();
-  const auto question = random_tokens(8, 40000, 3);
-  std::vector<Segment> segments = {fresh_segment(question), cached_segment(info), fresh_segment(question)};
-  const std::vector<ChunkSource> sources = {{}, ChunkSource(chunk.value), {}};
-  const auto prompt = Prompt::make(segments, Position(1000));
-  require_ok(prompt.status);
-  const auto blend = [&](const char* name, double ratio) {
-    selection.selector = name;
-    selection.ratio = ratio;
-    std::vector<float> logits(static_cast<std::size_t>(layers->vocabulary()));
+  rag::LlamaOptions options = llama(false);
+  const auto check = [&](DType type, bool flash, double tolerance) {
+    CAPTURE(static_cast<int>(type));
+    CAPTURE(flash);
+    options.cache_type = type;
+    options.flash_attention = flash;
+    const auto host = opened(rag::LlamaHost::open(file.path(), options));
+    require_ok(host->reserve(400));
+    DriftScene scene(*host);
     rag::Run run;
-    layers->clear();
-    require_ok(layers->blend(prompt.value, sources, selection, run, logits));
-    return logits;
+    const auto logits = scene.blend(kDrift, 0.3, &run);
+    CHECK(run.rows_recomputed == 60);
+    const auto plain = expected.blend("attention_value_mass", 0.3);
+    CHECK(relative_error(logits, expected.blend(kDrift, 0.3)) < tolerance);
+    CHECK(relative_error(logits, plain) > 0.2);
+    CHECK(relative_error(scene.blend("attention_value_mass", 0.3), plain) < tolerance);
+    CHECK(relative_error(scene.blend("drift(key_value_deviation)", 0.3),
+                         expected.blend("drift(key_value_deviation)", 0.3)) < tolerance);
+    CHECK(scene.blend(kDrift, 1) == scene.blend("attention_value_mass", 1));
   };
-  CHECK(blend("drift(attention_value_mass)", 0.3) != blend("attention_value_mass", 0.3));
-  CHECK(blend("drift(attention_value_mass)", 1) == blend("attention_value_mass", 1));
+  check(DType::f32, false, 1e-4);
+  // Other roundings may choose another row where two score almost alike.
+  check(DType::f32, true, 0.08);
+  check(DType::f16, false, 0.08);
+  check(DType::q8_0, true, 0.08);
+
+  // More rows than llama.cpp runs at once.
+  options = llama(false);
+  options.cache_type = DType::f32;
+  const auto long_eigen = opened(rag::EigenHost::open(file.path(), 2));
+  const auto long_host = opened(rag::LlamaHost::open(file.path(), options));
+  require_ok(long_eigen->reserve(1000));
+  require_ok(long_host->reserve(1000));
+  DriftScene long_expected(*long_eigen, 400);
+  DriftScene in_parts(*long_host, 400);
+  const auto expected_logits = long_expected.blend(kDrift, 0.7);
+  const double moved = relative_error(long_expected.blend("attention_value_mass", 0.7), expected_logits);
+  CHECK(moved > 0.1);
+  CHECK(relative_error(in_parts.blend(kDrift, 0.7), expected_logits) < moved / 3);
+
+  options = llama(false);
+  options.route = llama_cpp::Route::runs;
+  const auto runs = opened(rag::LlamaHost::open(file.path(), options));
+  require_ok(runs->reserve(400));
+  rag::Selection selection;
+  selection.selector = kDrift;
+  selection.ratio = 0.3;
+  CHECK(runs->check(selection).code() == StatusCode::unsupported);
 }

@@ -94,6 +94,7 @@ inline std::unique_ptr<llama_cpp::Engine> open_engine(const llama_cpp::Model& mo
   INFO(engine.value->route_reason());
   REQUIRE(engine.value->route() == options.route);
   REQUIRE(engine.value->runs_ranges() == (options.route == llama_cpp::Route::in_place));
+  REQUIRE(engine.value->can_settle().ok() == (options.route == llama_cpp::Route::in_place));
   return std::move(engine.value);
 }
 
