@@ -106,7 +106,8 @@ std::string describe(const Context& context) {
   kvblend::Xxh3Hash hash;
   for (const std::string& passage : *context)
     hash.update(std::as_bytes(std::span(passage.c_str(), passage.size() + 1)));
-  return "instructions, " + std::to_string(context->size()) + " passages " + to_hex(hash.finish()).substr(0, 8);
+  return "instructions; behind the first " + std::to_string(context->size()) + " passages " +
+         to_hex(hash.finish()).substr(0, 8);
 }
 
 }  // namespace rag

@@ -18,7 +18,8 @@ struct Item {
   std::string group;                 // what it is one of, for means by group; may be empty
 };
 
-// Passages to encode others behind, after the instructions; none: passages are encoded alone.
+// Passages to encode others behind, after the instructions; but a prompt's first passage, which is encoded behind these
+// alone. None: all are encoded alone.
 using Context = std::optional<std::vector<std::string>>;
 
 struct PromptFile {
@@ -32,9 +33,9 @@ struct PromptFile {
 kvblend::Result<PromptFile> read_prompt_file(const std::string& path);
 
 // As a command line says it: "alone", "instructions" for these without passages, or a file, {"passages": [text, …]}, of
-// passages like those that will be stored. Behind the instructions alone a prompt's first passage is exact, not reused.
+// passages like those that will be stored.
 kvblend::Result<Context> read_context(const std::string& how);
-// "alone", "instructions", or "instructions, 4 passages 1a2b3c4d", a hash of these.
+// "alone", "instructions", or "instructions; behind the first 4 passages 1a2b3c4d", a hash of these.
 std::string describe(const Context& context);
 inline constexpr const char* kContextHelp =
     "what passages are encoded behind: 'alone': nothing; 'instructions': these; a JSON file: these and its passages";

@@ -22,9 +22,12 @@ struct TokenizedItem {
   std::vector<kvblend::TokenId> all;
   std::vector<kvblend::TokenId> context;  // what passages are encoded behind
 
-  // Of a part: the instructions begin the prompt and are encoded as they stand there.
+  // Of a part. The instructions begin the prompt, and behind them stands the first passage: these are encoded as they
+  // stand there, and exact.
   [[nodiscard]] std::span<const kvblend::TokenId> context_of(std::size_t part) const {
-    return part == 0 ? std::span<const kvblend::TokenId>() : context;
+    if (part == 0) return {};
+    if (part == 1 && !context.empty()) return reusable.front();
+    return context;
   }
   // That an engine must have to encode all parts.
   [[nodiscard]] std::int32_t rows_to_encode() const;

@@ -4,6 +4,7 @@
 // hosts of examples/rag.
 #include <rag/calibration_file.hpp>
 #include <rag/prompt_file.hpp>
+#include <rag/tokenized.hpp>
 
 #include <doctest/doctest.h>
 
@@ -134,6 +135,49 @@ TEST_CASE("chunks are encoded behind contexts that a sliding window has passed")
   check_repeats(*host, third, joined({first, second}));
 }
 
+TEST_CASE("a prompt's first passage is encoded behind the instructions alone and is exact there") {
+  if (!std::filesystem::exists(KVBLEND_TEST_MODEL)) {
+    MESSAGE("skipped: no model at " << KVBLEND_TEST_MODEL);
+    return;
+  }
+  const auto tokenizer = eigen_engine::Tokenizer::load(KVBLEND_TEST_MODEL);
+  require_ok(tokenizer.status);
+  rag::PromptFile file;
+  file.instructions = "Answer in a few words.";
+  file.items.push_back({"Which colour?", {"The house is red.", "The boat is blue.", "The car is green."}, {}, {}});
+  const auto check = [&](const rag::Context& context, std::int32_t exact_parts) {
+    file.context = context;
+    const auto item = rag::tokenize(tokenizer.value, file, file.items[0]);
+    require_ok(item.status);
+    const auto& parts = item.value.reusable;
+    REQUIRE(parts.size() == 4);
+    std::vector<ChunkInfo> infos;
+    infos.reserve(parts.size());  // segments point into it
+    std::vector<Segment> segments;
+    for (std::size_t part = 0; part < parts.size(); ++part) {
+      ChunkInfo info;
+      info.tokens = parts[part];
+      info.context = item.value.context_of(part);
+      info.first_position = Position(static_cast<std::int32_t>(info.context.size()));
+      infos.push_back(info);
+      segments.push_back(cached_segment(infos.back()));
+    }
+    const auto prompt = Prompt::make(segments, Position(1000));
+    require_ok(prompt.status);
+    std::int32_t exact = 0;
+    for (const Segment& segment : segments) exact += segment.exact ? 1 : 0;
+    CHECK(exact == exact_parts);
+    CHECK(item.value.rows_to_encode() >= static_cast<std::int32_t>(infos[3].context.size() + infos[3].tokens.size()));
+    return std::vector<TokenId>(infos[2].context.begin(), infos[2].context.end());
+  };
+  CHECK(check({}, 1).empty());
+  const auto instructions = check(std::vector<std::string>{}, 2);
+  const auto context = check(std::vector<std::string>{"The bus is white.", "The train is black."}, 2);
+  CHECK(!instructions.empty());
+  REQUIRE(context.size() > instructions.size());
+  CHECK(std::equal(instructions.begin(), instructions.end(), context.begin()));
+}
+
 TEST_CASE("a context is named by what it has") {
   CHECK(rag::describe({}) == "alone");
   const auto alone = rag::read_context("alone");
@@ -145,7 +189,7 @@ TEST_CASE("a context is named by what it has") {
   require_ok(usual.status);
   CHECK(usual.value->size() == 4);
   const std::string name = rag::describe(usual.value);
-  CHECK(name.starts_with("instructions, 4 passages "));
+  CHECK(name.starts_with("instructions; behind the first 4 passages "));
   rag::Context other = usual.value;
   other->back() += ".";
   CHECK(rag::describe(other) != name);
