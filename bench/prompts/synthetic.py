@@ -139,7 +139,7 @@ class Maker:
 def main():
     parser = argparse.ArgumentParser(description="Makes synthetic prompts.")
     parser.add_argument("--seed", type=int, default=20240527)
-    parser.add_argument("--each", type=int, default=6, help="prompts of a group")
+    parser.add_argument("--each", type=int, default=20, help="prompts of a group")
     parser.add_argument("--out", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "synthetic.json"))
     options = parser.parse_args()
     maker = Maker(options.seed)
