@@ -122,15 +122,31 @@ class LayerwiseFusor {
   [[nodiscard]] std::int32_t scored_layer() const {
     return chooses_ && Selector::timing == ScoreTiming::during_pass ? selector_.first_layer() : -1;
   }
-  [[nodiscard]] bool narrows() const;
+  [[nodiscard]] bool narrows() const {
+    for (std::int32_t layer = selector_.first_layer() + 1; chooses_ && layer < shape_.layers; ++layer) {
+      if (selector_.chooses_at(layer)) return true;
+    }
+    return false;
+  }
   Status narrow_at(std::int32_t layer);
-  void count_pass(std::int32_t layers);
+  void count_pass(std::int32_t layers) {
+    report_.rows_computed += std::int64_t{layers} * static_cast<std::int64_t>(rows_.active().size());
+    // fuse() counted them if scores come from the last layer, and only outputs are active now.
+    if (scored_layer() == shape_.layers - 1) return;
+    rows_.keep_all();
+    report_.rows_selected = rows_.kept_reused();
+  }
   template <ReadablePlane Values>
   void add_probed_layer(std::span<const float> mass, const Values& values);
   [[nodiscard]] bool moves_rest() const { return Drift::moves && chooses_ && !probing_ && rows_.some_reused_rest(); }
   template <ReadablePlane FreshKeys, ReadablePlane FreshValues, WritablePlane Keys, WritablePlane Values>
   Status settle(std::int32_t layer, Row first, Row end, std::span<const Row> rows, const FreshKeys& fresh_keys,
-                const FreshValues& fresh_values, const Keys& keys, const Values& values);
+                const FreshValues& fresh_values, const Keys& keys, const Values& values) {
+    KVBLEND_RETURN_IF_ERROR(detail::check_part(first, end, rows, prompt_->rows()));
+    const auto count = static_cast<std::int64_t>(rows.size());
+    KVBLEND_RETURN_IF_ERROR(detail::check_fresh<HostPlanes>(count, fresh_keys, fresh_values, keys, values));
+    return merge(layer, first, end, rows, fresh_keys, fresh_values, keys, values);
+  }
   [[nodiscard]] const Selector& selector() const { return selector_; }
 
   // Probe pass: attention paid to each row, which the engine adds to; only rows active()[kept()[i]] with
@@ -283,7 +299,6 @@ template <ReadablePlane FreshKeys, ReadablePlane FreshValues, WritablePlane Keys
 Status LayerwiseFusor<Selector, Backend, Angles, Drift>::fuse(std::int32_t layer, const FreshKeys& fresh_keys,
                                                               const FreshValues& fresh_values, const Keys& keys,
                                                               const Values& values) {
-  static_assert(BackendFor<Backend, FreshKeys, Keys>, "kvblend: the back end cannot move fresh rows into these planes");
   const auto active = static_cast<std::int64_t>(rows_.active().size());
   KVBLEND_RETURN_IF_ERROR(detail::check_fresh<HostPlanes>(active, fresh_keys, fresh_values, keys, values));
   report_.rows_computed += active;
@@ -338,6 +353,7 @@ Status LayerwiseFusor<Selector, Backend, Angles, Drift>::merge(std::int32_t laye
                                                                std::span<const Row> rows, const FreshKeys& fresh_keys,
                                                                const FreshValues& fresh_values, const Keys& keys,
                                                                const Values& values) {
+  static_assert(BackendFor<Backend, FreshKeys, Keys>, "kvblend: the back end cannot move fresh rows into these planes");
   Stopwatch watch(report_.merge_s);
   if constexpr (Drift::moves) {  // first, as it reads what is overwritten then
     if (drifts_at(layer)) {
@@ -348,14 +364,6 @@ Status LayerwiseFusor<Selector, Backend, Angles, Drift>::merge(std::int32_t laye
   backend_.merge(fresh_keys, rows, keys);
   backend_.merge(fresh_values, rows, values);
   return {};
-}
-
-template <class Selector, class Backend, AngleRule Angles, class Drift>
-bool LayerwiseFusor<Selector, Backend, Angles, Drift>::narrows() const {
-  for (std::int32_t layer = selector_.first_layer() + 1; chooses_ && layer < shape_.layers; ++layer) {
-    if (selector_.chooses_at(layer)) return true;
-  }
-  return false;
 }
 
 // All candidates of the first choice are scored again: with fewer of them a score that weighs one kind of deviation
@@ -369,27 +377,6 @@ Status LayerwiseFusor<Selector, Backend, Angles, Drift>::narrow_at(std::int32_t 
   KVBLEND_RETURN_IF_ERROR(choose(inputs));
   rows_.narrow_to(picked_);
   return {};
-}
-
-template <class Selector, class Backend, AngleRule Angles, class Drift>
-void LayerwiseFusor<Selector, Backend, Angles, Drift>::count_pass(std::int32_t layers) {
-  report_.rows_computed += std::int64_t{layers} * static_cast<std::int64_t>(rows_.active().size());
-  // fuse() counted them if scores come from the last layer, and only outputs are active now.
-  if (scored_layer() == shape_.layers - 1) return;
-  rows_.keep_all();
-  report_.rows_selected = rows_.kept_reused();
-}
-
-template <class Selector, class Backend, AngleRule Angles, class Drift>
-template <ReadablePlane FreshKeys, ReadablePlane FreshValues, WritablePlane Keys, WritablePlane Values>
-Status LayerwiseFusor<Selector, Backend, Angles, Drift>::settle(std::int32_t layer, Row first, Row end,
-                                                                std::span<const Row> rows, const FreshKeys& fresh_keys,
-                                                                const FreshValues& fresh_values, const Keys& keys,
-                                                                const Values& values) {
-  KVBLEND_RETURN_IF_ERROR(detail::check_part(first, end, rows, prompt_->rows()));
-  const auto count = static_cast<std::int64_t>(rows.size());
-  KVBLEND_RETURN_IF_ERROR(detail::check_fresh<HostPlanes>(count, fresh_keys, fresh_values, keys, values));
-  return merge(layer, first, end, rows, fresh_keys, fresh_values, keys, values);
 }
 
 template <class Selector, class Backend, AngleRule Angles, class Drift>
