@@ -450,11 +450,11 @@ Status Engine::compute(LayerRange range, std::span<const Row> rows, std::span<co
   return compute_by_runs(tokens);
 }
 
-Status Engine::can_settle() const {
-  if (route_ == Route::in_place) return settles_;
+Status Engine::only_in_place(const char* what, const Status& tested) const {
+  if (route_ == Route::in_place) return tested;
   return Status::error(StatusCode::unsupported, "rows are computed by runs%s%s", route_reason_.empty() ? "" : ": ",
                        route_reason_.c_str())
-      .at("settle");
+      .at("%s", what);
 }
 
 void Engine::take_other_route(const Status& why) {
@@ -464,7 +464,8 @@ void Engine::take_other_route(const Status& why) {
 
 // Rows of the pass that starts with the `done`-th. Cut as llama.cpp cuts a prefill, as results depend on it to the last
 // bit. With the fast kernel scattered rows go in smaller parts, which are shown fewer cells; but, batches of 128 rows
-// and more provided, no part is too small for it. Not where rows settle, which a part does by its own rows.
+// and more provided, no part is too small for it. Where rows settle parts are as long as can be, since each does so by its
+// own rows alone.
 std::size_t Engine::part_of(std::size_t done, bool settles) const {
   const std::size_t left = cells_.size() - done;
   std::size_t count = std::min(left, index_of(options_.batch));

@@ -110,11 +110,11 @@ class Engine {
                           std::span<const kvblend::TokenId> tokens, std::span<const kvblend::Row> outputs,
                           std::int32_t first_row = 0, const Settle& settle = {});
   // Ok, or why compute() takes no `settle`: rows are not computed in place, or the self-test found something wrong.
-  [[nodiscard]] kvblend::Status can_settle() const;
+  [[nodiscard]] kvblend::Status can_settle() const { return only_in_place("settle", settles_); }
 
   // ---- where attention goes ----
   // Ok, or why it cannot be read: rows are not computed in place, or the self-test found something wrong.
-  [[nodiscard]] kvblend::Status can_probe() const;
+  [[nodiscard]] kvblend::Status can_probe() const { return only_in_place("probe", probes_); }
   // Runs `tokens` behind rows() and takes them out of the cache again. Errors: can_probe()'s; a context without room
   // for them; rows that were dropped; attention that does not add up, or has sinks.
   kvblend::Status probe(std::span<const kvblend::TokenId> tokens);
@@ -139,6 +139,8 @@ class Engine {
   kvblend::Status test_itself();
   kvblend::Status measure_filling();
   void take_other_route(const kvblend::Status& why);
+  // What the self-test said of `what`, which runs do not have.
+  [[nodiscard]] kvblend::Status only_in_place(const char* what, const kvblend::Status& tested) const;
 
   // Decodes tokens of one sequence at positions first, first + 1, …; wants[i] != 0: logits of token i, appended.
   kvblend::Status decode(std::int32_t sequence, std::int32_t first, std::span<const kvblend::TokenId> tokens,

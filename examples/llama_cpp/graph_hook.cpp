@@ -93,7 +93,6 @@ void GraphHook::rewrite(const Rewrite& what) {
   entered_ = what.range.first == 0;
   left_ = what.range.end == what.layers;
   saw_positions_ = saw_cells_ = saw_mask_ = false;
-  settling_ = {};
 }
 
 void GraphHook::settle(Settling settling) {

@@ -9,13 +9,6 @@ namespace llama_cpp {
 
 using namespace kvblend;
 
-Status Engine::can_probe() const {
-  if (route_ == Route::in_place) return probes_;
-  return Status::error(StatusCode::unsupported, "rows are computed by runs%s%s", route_reason_.empty() ? "" : ": ",
-                       route_reason_.c_str())
-      .at("probe");
-}
-
 // The rows that the fast kernel lacks come behind those that were asked for, which do not see them.
 Status Engine::probe(std::span<const TokenId> tokens) {
   KVBLEND_RETURN_IF_ERROR(can_probe());

@@ -62,14 +62,12 @@ Status LlamaHost::check(const Selection& selection) const {
   const auto traits = selector_traits(selection.selector);
   KVBLEND_RETURN_IF_ERROR(traits.status);
   const bool asks = traits.value.timing == ScoreTiming::after_probe || traits.value.needs_stored_scores;
-  if (asks && !engine_->can_probe().ok()) {
-    const Status why = engine_->can_probe();
+  if (const Status why = engine_->can_probe(); asks && !why.ok()) {
     return Status::error(StatusCode::unsupported, "needs attention, which cannot be read: %s: %s", why.where(),
                          why.message())
         .at("selector %s", selection.selector.c_str());
   }
-  if (traits.value.drifts && !engine_->can_settle().ok()) {
-    const Status why = engine_->can_settle();
+  if (const Status why = engine_->can_settle(); traits.value.drifts && !why.ok()) {
     return Status::error(StatusCode::unsupported, "moves rows layer by layer, which cannot be done: %s: %s",
                          why.where(), why.message())
         .at("selector %s", selection.selector.c_str());
