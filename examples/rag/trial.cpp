@@ -82,10 +82,9 @@ Result<std::unique_ptr<Trial>> Trial::open(Host& host, const eigen_engine::Token
 Status Trial::encode(std::span<const ChunkHandle> known) {
   std::vector<ChunkHandle> chunks;
   for (std::size_t part = 0; part < item_.reusable.size(); ++part) {
-    const auto same = std::find_if(known.begin(), known.end(), [&](const ChunkHandle& chunk) {
-      return std::ranges::equal(chunk->identity().tokens, item_.reusable[part]) &&
-             std::ranges::equal(chunk->identity().context, item_.context_of(part));
-    });
+    const ChunkIdentity identity = host_.chunk_identity(item_.reusable[part], item_.context_of(part));
+    const auto same = std::find_if(known.begin(), known.end(),
+                                   [&](const ChunkHandle& chunk) { return chunk->identity() == identity; });
     if (same != known.end()) {
       chunks.push_back(*same);
       continue;

@@ -56,7 +56,7 @@ class Trial {
  public:
   // Encodes the parts behind the item's context, recomputes in full, and answers with up to `answer_tokens` tokens; with
   // 0 of them only add_to() can be called before recompute(). All arguments but `known` must outlive it. `known`: chunks
-  // of this host, which are not encoded again where the item has a part of the same tokens behind the same context.
+  // that are not encoded again where the item has a part of their identity.
   static kvblend::Result<std::unique_ptr<Trial>> open(Host& host, const eigen_engine::Tokenizer& tokenizer,
                                                       const TokenizedItem& item,
                                                       const std::vector<std::string>& answers,
